@@ -1,0 +1,1 @@
+"""Gateway that keeps every trajectory on its home worker within a load bound."""

@@ -1,0 +1,48 @@
+# One short command per activity; `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+BIN := .venv/bin
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
+MODEL ?=
+SCALE ?= 1/8
+TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: ## make (or reuse) the environment: pinned packages in the cache, our packages in .venv
+	@$(PYTHON) scripts/setup_env.py
+
+demo: setup ## run 32 agent tasks through two workers, gateway and agent client (MODEL=folder or hub id or smollm2)
+	@$(RUN) scripts/demo.py $(if $(MODEL),--model "$(MODEL)")
+
+test: setup ## all tests (boots real engines on the CPU)
+	$(RUN) -m pytest test
+
+test-fast: setup ## the tests that need no engine, under 60 seconds
+	$(RUN) -m pytest test -m "not server and not engine and not slow"
+
+lint: setup ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy $(TYPED)
+
+format: setup ## let ruff rewrite what it can
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+wheel: setup ## build the patched sglang wheel into dist/
+	$(RUN) -m patches.tools wheel --output dist
+
+patches-check: setup ## check the patch series, without and with upstream
+	$(RUN) -m patches.tools check --upstream
+
+pr-patches: setup ## render one git format-patch file per feature into build/pr-patches
+	$(RUN) -m patches.tools render --output build/pr-patches
+
+clean: ## remove .venv and build output of this clone (the package cache stays)
+	@$(PYTHON) scripts/setup_env.py --clean
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Builds, checks, refreshes and renders the patch series over the pinned wheel."""

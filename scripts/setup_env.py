@@ -59,9 +59,11 @@ def digest(files: Iterable[Path], *extra: str) -> str:
 
 
 def base_key() -> str:
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    files = [ROOT / "upstream.toml", *(ROOT / "requirements").glob("*.txt")]
-    return digest(files, python, platform.machine())
+    """Names the base: the pinned wheel's hash, our requirements, the interpreter."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    pin = tomllib.loads((ROOT / "upstream.toml").read_text())
+    files = (ROOT / "requirements").glob("*.txt")
+    return digest(files, tag, pin["wheels"][tag]["sha256"], platform.machine())
 
 
 def build_inputs() -> Iterator[Path]:

@@ -1,0 +1,1 @@
+"""What a trajectory acts on: one module per kind, found by name in the registry."""

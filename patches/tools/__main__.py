@@ -1,16 +1,24 @@
-"""Command line of the patch tools; ``python -m patches.tools --help`` lists it."""
+"""Builds, checks and changes the patched distribution."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from patches.tools.check import check_exact, check_form
+from patches.tools.diff import FIELDS
+from patches.tools.edit import drop_patch, edit_patch, new_patch, refresh_all
 from patches.tools.errors import SeriesError
 from patches.tools.pin import read_pin
+from patches.tools.render_pr import render_features
+from patches.tools.series import load_series
 from patches.tools.tree import apply_to, make_tree
 from patches.tools.wheel import build_wheel, fetch
+
+Command = Callable[[argparse.Namespace], None]
 
 
 def _wheel(args: argparse.Namespace) -> None:
@@ -22,6 +30,11 @@ def _tree(args: argparse.Namespace) -> None:
     print(args.output)
 
 
+def _apply(args: argparse.Namespace) -> None:
+    for path in apply_to(args.tree):
+        print(path)
+
+
 def _fetch(args: argparse.Namespace) -> None:
     print(fetch(read_pin(), args.python_tag))
 
@@ -30,39 +43,114 @@ def _version(args: argparse.Namespace) -> None:
     print(read_pin().version)
 
 
-def _apply(args: argparse.Namespace) -> None:
-    for path in apply_to(args.tree):
+def _check(args: argparse.Namespace) -> None:
+    problems = check_form()
+    if args.upstream and not problems:
+        problems = check_exact(tag=args.python_tag)
+    if problems:
+        raise SeriesError("\nerror: ".join(problems))
+
+
+def _new(args: argparse.Namespace) -> None:
+    values = (args.subject, args.reason, args.forwarded, args.remove_when)
+    new_patch(args.patch, args.tree, tuple(zip(FIELDS, values, strict=True)), args.file)
+
+
+def _refresh(args: argparse.Namespace) -> None:
+    if args.patch is None:
+        refresh_all()
+    elif args.tree is None:
+        raise SeriesError("refresh PATCH needs --tree, the tree with the edit")
+    else:
+        edit_patch(args.patch, args.tree, args.file)
+
+
+def _drop(args: argparse.Namespace) -> None:
+    drop_patch(args.patch)
+
+
+def _render(args: argparse.Namespace) -> None:
+    for path in render_features(args.output, tag=args.python_tag):
         print(path)
+
+
+def _stats(args: argparse.Namespace) -> None:
+    patches = load_series()
+    lines: Counter[str] = Counter()
+    for patch in patches:
+        lines[patch.feature] += patch.inserted_lines
+    files = {file.path for patch in patches for file in patch.files}
+    for feature, count in lines.items():
+        number = sum(patch.feature == feature for patch in patches)
+        print(f"{feature}: {number} patches, {count} lines")
+    print(f"all: {len(patches)} patches, {lines.total()} lines, {len(files)} files")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python setup.py", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: object, text: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Command, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         return sub
+
+    def folder(sub: argparse.ArgumentParser, name: str, default: str | None) -> None:
+        value = Path(default) if default else None
+        sub.add_argument(
+            name, type=Path, metavar="DIR", default=value, required=value is None
+        )
 
     def python_tag(sub: argparse.ArgumentParser) -> None:
         text = "cp311, cp312 or cp313 (default: the running interpreter's)"
         sub.add_argument("--python-tag", metavar="TAG", help=text)
 
-    wheel = command("wheel", _wheel, "build the patched wheel")
-    wheel.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR")
-    python_tag(wheel)
+    def files(sub: argparse.ArgumentParser) -> None:
+        text = "only these paths below sglang/ (default: all that differ)"
+        sub.add_argument("file", nargs="*", help=text)
 
-    tree = command("tree", _tree, "make or update a patched, unpacked tree")
-    tree.add_argument("--output", type=Path, required=True, metavar="DIR")
-    tree.add_argument("--link", action="store_true", help="link our files, not copy")
-    tree.add_argument("--through", metavar="PATCH", help="stop after this patch")
-    python_tag(tree)
+    sub = command("wheel", _wheel, "build the patched wheel")
+    folder(sub, "--output", "dist")
+    python_tag(sub)
 
-    apply = command("apply", _apply, "patch an unpacked upstream wheel in place")
-    apply.add_argument("--tree", type=Path, required=True, metavar="DIR")
+    sub = command("tree", _tree, "make or update a patched, unpacked tree")
+    folder(sub, "--output", None)
+    sub.add_argument("--link", action="store_true", help="link our files, not copy")
+    text = "stop after this patch; 'none' applies none"
+    sub.add_argument("--through", metavar="PATCH", help=text)
+    python_tag(sub)
 
+    folder(command("apply", _apply, "patch an unpacked wheel in place"), "--tree", None)
     python_tag(command("fetch", _fetch, "download and verify the pinned wheel"))
     command("version", _version, "print the version of the patched wheel")
+
+    sub = command("check", _check, "check list, order, headers and form of the series")
+    text = "also check hashes, exact application and byte-identical export"
+    sub.add_argument("--upstream", action="store_true", help=text)
+    python_tag(sub)
+
+    sub = command("new", _new, "export the edits of a tree as a new patch")
+    sub.add_argument("patch", metavar="FEATURE/NAME.patch")
+    folder(sub, "--tree", None)
+    sub.add_argument("--subject", required=True, help="'FEATURE: what it does'")
+    sub.add_argument("--reason", required=True, help="why it must be a patch")
+    sub.add_argument("--forwarded", default="no", help="no, not-needed or a link")
+    sub.add_argument("--remove-when", required=True, help="what would remove it")
+    files(sub)
+
+    sub = command("refresh", _refresh, "export one edited patch, or all, anew")
+    sub.add_argument("patch", nargs="?", metavar="FEATURE/NAME.patch")
+    sub.add_argument("--tree", type=Path, metavar="DIR", help="made --through PATCH")
+    files(sub)
+
+    sub = command("drop", _drop, "take a patch out and move the later ones up")
+    sub.add_argument("patch", metavar="FEATURE/NAME.patch")
+
+    sub = command("render", _render, "render one git-am patch per feature")
+    folder(sub, "--output", "build/pr-patches")
+    python_tag(sub)
+
+    command("stats", _stats, "count patches and inserted lines")
     return parser
 
 

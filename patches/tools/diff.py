@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import textwrap
 from dataclasses import dataclass
 
 from patches.tools.errors import SeriesError
@@ -120,14 +121,21 @@ def parse(name: str, text: str) -> Patch:
 
 def render(patch: Patch) -> str:
     """Return the text of a patch file, the exact inverse of :func:`parse`."""
-    lines = [f"{name}: {_fold(value)}" for name, value in patch.header] + [""]
+    lines = [line for name, value in patch.header for line in _fold(name, value)]
+    lines.append("")
     for file in patch.files:
         lines += _file_lines(file)
     return "\n".join(lines) + "\n"
 
 
-def _fold(value: str) -> str:
-    return value.replace("\n", "\n ")
+def _fold(name: str, value: str) -> list[str]:
+    return textwrap.wrap(
+        f"{name}: {value}",
+        width=88,
+        subsequent_indent=" ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _file_lines(file: FileDiff) -> list[str]:
@@ -184,7 +192,7 @@ class _Parser:
         while line := self._peek():
             if line.startswith(" ") and fields:
                 name, value = fields[-1]
-                fields[-1] = (name, f"{value}\n{line.strip()}")
+                fields[-1] = (name, f"{value} {line.strip()}")
             elif match := _FIELD_LINE.fullmatch(line):
                 fields.append((match["name"], match["value"]))
             else:

@@ -40,6 +40,8 @@ def load_patch(name: str, root: Path = ROOT) -> Patch:
 def load_series(root: Path = ROOT, through: str | None = None) -> list[Patch]:
     """Load the series, or its beginning up to and including the patch ``through``."""
     names = read_series(root)
+    if through == "none":
+        return []
     if through is not None:
         if through not in names:
             raise SeriesError(f"patch {through!r} is not listed in patches/series")

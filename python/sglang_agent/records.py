@@ -41,11 +41,17 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class OperationResult(msgspec.Struct, frozen=True):
-    """What one operation returned; ``is_error`` is the tool's own verdict."""
+    """What one operation returned; ``is_error`` is the tool's own verdict.
+
+    ``transport_error`` says that the tool was not reached although its environment
+    still lives. The model sees the text, and the runner ends the sample as an
+    environment failure after several in a row, which a tool's own errors never do.
+    """
 
     id: str
     content: str
     is_error: bool = False
+    transport_error: bool = False
 
 
 class InferenceStage(msgspec.Struct, frozen=True, tag="inference", tag_field="stage"):

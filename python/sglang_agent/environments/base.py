@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from sglang_agent.records import Operation, OperationResult, ToolDefinition
+from sglang_agent.records import (
+    Message,
+    Operation,
+    OperationResult,
+    ToolDefinition,
+)
 
 
 class EnvironmentFailure(Exception):
@@ -47,6 +52,18 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Release everything; safe to call twice and after a failure."""
+
+
+@runtime_checkable
+class GradingEnvironment(Protocol):
+    """An environment that can also score what was done; optional."""
+
+    async def score(self, messages: Sequence[Message]) -> float:
+        """Score the finished trajectory, called once, before ``close``.
+
+        Whatever it raises makes the sample a grading failure without a score; it is
+        never recorded as 0.
+        """
 
 
 class EnvironmentFactory(Protocol):

@@ -168,7 +168,11 @@ def _task(
         {"role": "system", "content": _SYSTEM},
         {"role": "user", "content": question},
     ]
-    limits = {"max_turns": turns, "max_output_tokens": TOOL_TURN_TOKENS}
+    limits = {
+        "max_turns": turns,
+        "max_tokens_per_turn": TOOL_TURN_TOKENS,
+        "final_answer_turn": True,
+    }
     return {
         "id": id,
         "messages": messages,

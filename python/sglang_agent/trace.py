@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sglang_agent.errors import UsageError
 from sglang_agent.records import TRACE_VERSION, TrajectoryRecord
 
 TRACE_NAME = "trace.jsonl"
@@ -27,7 +28,7 @@ class BadLine(NamedTuple):
         return f"{self.path}:{self.number}: {self.reason}"
 
 
-class TraceError(ValueError):
+class TraceError(UsageError):
     """A trace cannot be used; the message names the file and, if any, the line."""
 
 

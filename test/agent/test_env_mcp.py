@@ -180,10 +180,12 @@ async def test_errors_of_tools_are_results(odd: dict[str, Any]) -> None:
     try:
         await environment.open()
         calls = [operation("fail")] * 5 + [operation("nothing"), operation("wait", x=1)]
+        calls.append(operation("identity", __raw_arguments__="{broken"))
         results = await environment.run(calls)
         assert all(result.is_error for result in results)
         assert "no such thing" in results[0].content
         assert "unknown tool 'nothing'" in results[5].content
+        assert "not a JSON object" in results[7].content
     finally:
         await environment.close()
 

@@ -16,6 +16,7 @@ from sglang_agent.environments import registry
 from sglang_agent.environments.base import EnvironmentFailure
 from sglang_agent.environments.config import parse
 from sglang_agent.environments.mcp_client import McpClient, Server
+from sglang_agent.environments.operations import refusal
 from sglang_agent.records import Operation, OperationResult, ToolDefinition
 
 # What OpenAI-style APIs take as the name of a function.
@@ -104,11 +105,10 @@ class McpEnvironment:
             await asyncio.shield(_close_all(clients))
 
     async def _call(self, operation: Operation) -> OperationResult:
-        route = self._routes.get(operation.name)
-        if route is None:
-            known = ", ".join(self._routes)
-            text = f"unknown tool {operation.name!r}; there are: {known}"
-            return OperationResult(operation.id, text, is_error=True)
+        refused = refusal(operation, self._routes)
+        if refused is not None:
+            return refused
+        route = self._routes[operation.name]
         arguments = {**operation.arguments, **route.rule.fixed}
         result = await route.client.call(route.tool.name, arguments)
         return OperationResult(operation.id, _text(result), bool(result.is_error))

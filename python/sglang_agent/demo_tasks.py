@@ -170,7 +170,7 @@ def _task(
     ]
     limits = {
         "max_turns": turns,
-        "max_tokens_per_turn": TOOL_TURN_TOKENS,
+        "max_output_tokens": TOOL_TURN_TOKENS,
         "final_answer_turn": True,
     }
     return {

@@ -11,7 +11,7 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("sglang_agent.commands.report",)
 
 
 class Command(Protocol):

@@ -28,16 +28,18 @@ from sglang_agent.report.tail import tail_samples, turns_of
 
 
 def build_report(
-    records: Sequence[TrajectoryRecord], run_info: Mapping[str, Any]
+    records: Sequence[TrajectoryRecord],
+    run_info: Mapping[str, Any],
+    warnings: Sequence[str] = (),
 ) -> Report:
-    """Compute the report of a batch.
+    """Compute the report of a batch; ``warnings`` are shown with those found here.
 
     ``run_info`` is kept as ``run`` and may hold, among what the caller likes to
     keep with the figures: ``attempts``, a list of ``{"started_at", "ended_at"}`` in
     seconds of one wall clock, one per start of the run; ``workers``, the names of
     all workers, so that idle ones count as well; ``routing_prefix``, per worker
     ``{"labelled", "unlabelled"}``, how many requests the scheduler saw with and
-    without a label; ``warnings``, lines to show with ours.
+    without a label; ``warnings``, lines that the run itself wants shown.
     """
     origin = min((record.admitted_s for record in records), default=0.0)
     ends = sorted(record.ended_s - origin for record in records)
@@ -58,7 +60,7 @@ def build_report(
             [(r.admitted_s, r.ended_s) for r in records], makespan
         ),
         tail=tail_samples(records, origin),
-        warnings=_warnings(records, run_info),
+        warnings=[*warnings, *_warnings(records, run_info)],
         run=dict(run_info),
     )
 

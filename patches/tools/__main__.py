@@ -106,8 +106,10 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--python-tag", metavar="TAG", help=text)
 
     def files(sub: argparse.ArgumentParser) -> None:
-        text = "only these paths below sglang/ (default: all that differ)"
-        sub.add_argument("file", nargs="*", help=text)
+        text = "only this path below sglang/; repeatable (default: all that differ)"
+        sub.add_argument(
+            "--file", action="append", default=[], metavar="PATH", help=text
+        )
 
     sub = command("wheel", _wheel, "build the patched wheel")
     folder(sub, "--output", "dist")

@@ -82,7 +82,7 @@ class _Repository:
             (self._path / path).parent.mkdir(parents=True, exist_ok=True)
             (self._path / path).write_bytes(data)
         self._git("add", "--all")
-        self._git("commit", "--quiet", "--signoff", "-m", message)
+        self._git("commit", "--quiet", "--allow-empty", "--signoff", "-m", message)
         self._base = self._base or self._git("rev-parse", "HEAD").strip()
 
     def format_patches(self, output: Path) -> list[Path]:

@@ -1,0 +1,515 @@
+"""One request and its answer: from admission to the last byte, retries included.
+
+The count of the picked worker is taken at selection and given back exactly once, in
+:meth:`Exchange._release`, whatever ends the attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from sgl_router.prompt import prompt_text
+from sgl_router.upstream import Backend, UpstreamConnection
+from sgl_router.wire.body import ChunkedBody, frame
+from sgl_router.wire.errors import MessageError
+from sgl_router.wire.request import RequestHead
+from sgl_router.wire.response import ResponseHead
+
+if TYPE_CHECKING:
+    from sgl_router.client import ClientConnection
+    from sgl_router.gateway import Gateway
+    from sgl_router.routes import Route
+    from sgl_router.workers import Worker
+
+RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+"""Answers after which another worker is asked."""
+
+BUSY = frozenset({408, 429})
+"""Answers that say nothing bad about a worker."""
+
+CLIENT_GONE = 499
+"""Status under which a request is counted whose client left first."""
+
+JOIN_BYTES = 64 * 1024
+"""A head and a body up to this size are written as one buffer."""
+
+
+class Exchange:
+    """One request in the gateway.
+
+    Attributes:
+        head: the request's head.
+        client: the connection it came on.
+        label: the trajectory label, None without a valid one.
+        worker: the worker it is counted on now; None before selection and after release.
+        retryable: whether the body can still be sent again from the start.
+        request_complete: whether the body's last byte has arrived.
+        status: the status sent to the client, or 499 when it left first.
+    """
+
+    __slots__ = (
+        "_connecting",
+        "_connection",
+        "_framer",
+        "_held",
+        "_held_bytes",
+        "_pending_head",
+        "_retry_timer",
+        "_stale_retried",
+        "_waits_for_body",
+        "admitted",
+        "answer_started",
+        "answered_s",
+        "attempts",
+        "backend",
+        "client",
+        "deadline_s",
+        "dechunk",
+        "error_code",
+        "finished",
+        "gateway",
+        "head",
+        "keep_client",
+        "label",
+        "label_source",
+        "last_received_s",
+        "received_bytes",
+        "request_complete",
+        "request_id",
+        "retryable",
+        "route",
+        "sent_bytes",
+        "started_s",
+        "status",
+        "text",
+        "tried",
+        "worker",
+        "worker_url",
+    )
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        client: ClientConnection,
+        head: RequestHead,
+        route: Route,
+    ) -> None:
+        now_s = time.monotonic()
+        self.gateway = gateway
+        self.client = client
+        self.head = head
+        self.route = route
+        self.started_s = self.last_received_s = now_s
+        self.answered_s = 0.0
+        self.deadline_s = now_s + gateway.settings.request_timeout_s
+        self.label: str | None = None
+        self.label_source = "none"
+        self.text: str | None = None
+        self.request_id = head.request_id or gateway.next_request_id()
+        self.worker: Worker | None = None
+        self.worker_url = ""
+        self.backend: Backend = gateway.control_backend
+        self.attempts = 0
+        self.tried: list[str] = []
+        self.status = 0
+        self.error_code = ""
+        self.received_bytes = self.sent_bytes = 0
+        self.admitted = self.answer_started = self.finished = False
+        self.keep_client = head.keep_alive
+        self.dechunk = False
+        self.retryable = True
+        self.request_complete = False
+        self._framer = frame(head.chunked, head.content_length)
+        self._waits_for_body = False
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._pending_head = b""
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._stale_retried = False
+
+    # The request: its body comes in, perhaps in pieces, perhaps not at all.
+
+    def begin(self, body: bytes) -> None:
+        """Check the request, take its first body bytes, and start when possible."""
+        gateway, head = self.gateway, self.head
+        gateway.exchanges.add(self)
+        try:
+            if (head.content_length or 0) > gateway.settings.max_payload_bytes:
+                raise self._too_large()
+            if not self.route.control:
+                gateway.labels.read_head(self)
+                self._waits_for_body = head.has_body and gateway.reads_body(self)
+            if head.expect_continue:
+                self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.request_data(body)
+        except MessageError as error:
+            self.refuse(error)
+            return
+        if not self._waits_for_body:
+            self._enter()
+
+    def request_data(self, data: bytes) -> None:
+        """Take body bytes; whatever follows the body is a pipelined request.
+
+        Raises:
+            MessageError: the framing is broken or the body is too large.
+        """
+        self.last_received_s = time.monotonic()
+        used = self._framer.feed(data)
+        if used < len(data):
+            self.client.pipelined(data[used:])
+            data = data[:used]
+        if data:
+            self._take(data)
+        if self._framer.done and not self.request_complete:
+            self.request_complete = True
+            if self._waits_for_body:
+                self._waits_for_body = False
+                self._read_body()
+                self._enter()
+
+    def _take(self, data: bytes) -> None:
+        """Pass bytes on, and hold them while they may be needed again."""
+        self.received_bytes += len(data)
+        settings = self.gateway.settings
+        if self.received_bytes > settings.max_payload_bytes:
+            raise self._too_large()
+        connection = self._connection
+        if connection is not None:
+            connection.transport.write(data)
+            if not self.retryable:
+                return
+        elif self.answer_started:
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > settings.max_buffered_bytes and not self._waits_for_body:
+            if connection is not None:
+                self._drop_held()
+            else:
+                self.client.pause_reading()
+
+    def _too_large(self) -> MessageError:
+        limit = self.gateway.settings.max_payload_bytes
+        return MessageError(413, "payload_too_large", f"body: more than {limit} bytes")
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
+        self.retryable = False
+
+    def _read_body(self) -> None:
+        """Derive what routing needs from the whole body."""
+        body = b"".join(self._held)
+        if self.head.chunked:
+            spans: list[bytes] = []
+            ChunkedBody().feed(body, spans)
+            body = b"".join(spans)
+        self.gateway.labels.read_body(self, body)
+        if self.gateway.pool.policy.needs_text:
+            self.text = prompt_text(body)
+
+    def resume_request(self) -> None:
+        """The worker reads again: go on reading from the client."""
+        self.client.resume_reading()
+
+    # Attempts: select, connect, send.
+
+    def _enter(self) -> None:
+        if self.route.control:
+            self._connect()
+        elif self.gateway.admission.enter(self):
+            self.start()
+
+    def start(self) -> None:
+        """Admitted: make the first attempt."""
+        self.admitted = True
+        self._attempt()
+
+    def _attempt(self) -> None:
+        self._retry_timer = None
+        worker = self._select()
+        if worker is None:
+            self.refuse(no_worker(len(self.gateway.pool)))
+            return
+        self.worker = worker
+        self.worker_url = worker.url
+        self.backend = worker.backend
+        self.attempts += 1
+        self._connect()
+
+    def _select(self) -> Worker | None:
+        pool, target = self.gateway.pool, self.head.target_worker
+        if target is None:
+            return pool.select(self.label, self.tried, self.text)
+        if self.tried or not target.isdigit():
+            return None
+        return pool.select_index(int(target[:9]))
+
+    def _connect(self, *, fresh: bool = False) -> None:
+        connection = None if fresh else self.backend.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            loop = asyncio.get_running_loop()
+            self._connecting = loop.create_task(self._open(self.backend))
+
+    async def _open(self, backend: Backend) -> None:
+        try:
+            async with asyncio.timeout(self.gateway.settings.connect_timeout_s):
+                connection = await backend.open()
+        except OSError as error:  # TimeoutError and ssl.SSLError among them
+            self._connecting = None
+            reason = "timed out" if isinstance(error, TimeoutError) else str(error)
+            self._attempt_failed("connect", f"connecting failed: {reason}")
+            return
+        self._connecting = None
+        self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        connection.attach(self)
+        if self.client.write_paused_s:
+            connection.pause_reading()
+        head = self._request_head()
+        if self._held_bytes <= JOIN_BYTES:
+            connection.transport.write(b"".join((head, *self._held)))
+        else:
+            connection.transport.writelines((head, *self._held))
+        if self._held_bytes > self.gateway.settings.max_buffered_bytes:
+            self._drop_held()
+        self.client.resume_reading()
+
+    def _request_head(self) -> bytes:
+        head, backend = self.head, self.backend
+        lines = [
+            b"%b %b HTTP/1.%d\r\n" % (head.method, head.target, not head.http_10),
+            backend.host_lines,
+            head.lines,
+            head.framing,
+        ]
+        if self.label is not None:
+            lines.append(b"x-smg-routing-key: %b\r\n" % self.label.encode())
+        if head.request_id is None:
+            lines.append(b"x-request-id: %b\r\n" % self.request_id)
+        if not head.authorized:
+            lines.append(backend.auth_line)
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    # Endings of an attempt.
+
+    def _attempt_failed(self, stage: str, message: str, status: int = 502) -> None:
+        """The worker gave no usable answer and the client has seen nothing yet."""
+        worker = self.worker
+        self._connection = None
+        if worker is not None:
+            self.gateway.worker_failed(worker, stage)
+            message = f"worker {worker.url}: {message}"
+        if worker is not None and self._may_retry(worker):
+            self._schedule_retry(worker)
+        else:
+            self.refuse(MessageError(status, f"worker_{stage}", message))
+
+    def _may_retry(self, worker: Worker) -> bool:
+        """Whether the request can be sent again and somebody else can take it."""
+        return (
+            self.retryable
+            and self.attempts < self.gateway.settings.retry_max_attempts
+            and self.head.target_worker is None
+            and any(
+                url != worker.url and url not in self.tried
+                for url in self.gateway.pool.loads
+            )
+        )
+
+    def _schedule_retry(self, worker: Worker) -> None:
+        self.tried.append(worker.url)
+        self._release()
+        delay_s = self.gateway.backoff_s(self.attempts)
+        loop = asyncio.get_running_loop()
+        self._retry_timer = loop.call_later(delay_s, self._attempt)
+
+    def connection_failed(
+        self, connection: UpstreamConnection, *, answered: bool
+    ) -> None:
+        """The worker closed the connection before its answer's head was whole."""
+        self._connection = None
+        stale = connection.reused and not answered and not self._stale_retried
+        if stale and self.retryable:  # it closed an idle connection as we picked it
+            self._stale_retried = True
+            self._connect(fresh=True)
+            return
+        self._attempt_failed("head", "closed the connection before answering")
+
+    def answer_broken(self, reason: str) -> None:
+        """The answer cannot be read to its end."""
+        if not self.answer_started:
+            self._attempt_failed("head", reason)
+            return
+        self._connection = None
+        self.error_code = "worker_body"
+        if self.worker is not None:
+            self.gateway.worker_failed(self.worker, "body")
+        self._finish()
+        self.client.abort()
+
+    # The answer.
+
+    def interim_answer(self, head: ResponseHead) -> None:
+        """Pass a 1xx on, except the 100 that the gateway has given itself."""
+        if head.status != 100 and not self.head.http_10:
+            line = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
+            self.client.write(b"%b%b\r\n" % (line, head.lines))
+
+    def answer_head(self, head: ResponseHead, until_close: bool) -> None:
+        """Take the answer's head: pass it on, or ask another worker."""
+        worker, connection = self.worker, self._connection
+        assert connection is not None
+        if worker is not None:
+            if head.status in RETRYABLE and self._may_retry(worker):
+                self.gateway.worker_answered(worker, head.status)
+                self._connection = None
+                connection.detach()
+                self._schedule_retry(worker)
+                return
+            self.gateway.worker_answered(worker, head.status)
+        self.answer_started = True
+        self.answered_s = time.monotonic()
+        self.status = head.status
+        self._held.clear()
+        self.retryable = False
+        if until_close or self.gateway.closing or self.client.has_pipelined:
+            self.keep_client = False
+        self._pending_head = self._answer_head_bytes(head)
+
+    def _answer_head_bytes(self, head: ResponseHead) -> bytes:
+        lines = [
+            b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason),
+            head.lines,
+            self.backend.routed_line,
+        ]
+        if head.chunked:
+            self.dechunk = self.head.http_10
+            if self.dechunk:
+                self.keep_client = False
+            else:
+                lines.append(b"transfer-encoding: chunked\r\n")
+        elif head.content_length is not None and head.status != 204:
+            lines.append(b"content-length: %d\r\n" % head.content_length)
+        if not head.has_request_id:
+            lines.append(b"x-request-id: %b\r\n" % self.request_id)
+        if not self.keep_client:
+            lines.append(b"connection: close\r\n")
+        elif self.head.http_10:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def answer_bytes(self, data: bytes) -> None:
+        """Pass bytes of the answer's body on."""
+        self.sent_bytes += len(data)
+        if self._pending_head:
+            data = self._pending_head + data
+            self._pending_head = b""
+        if data:
+            self.client.write(data)
+
+    def answer_end(self, data: bytes) -> None:
+        """Pass the answer's last bytes on and finish."""
+        self.answer_bytes(data)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.recycle(self.request_complete)
+        self._finish()
+        self.client.exchange_done(self.keep_client and self.request_complete)
+
+    def pause_answer(self) -> None:
+        """The client reads too slowly: stop reading from the worker."""
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume_answer(self) -> None:
+        """Undo :meth:`pause_answer`."""
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    # Endings of the exchange.
+
+    def refuse(self, error: MessageError) -> None:
+        """Answer with an error of the gateway's own, or cut an answer under way."""
+        if self.finished:
+            return
+        self.error_code = error.code
+        if not self.answer_started:
+            self.status = error.status
+        self._drop_connection()
+        self._finish()
+        if self.answer_started:
+            self.client.abort()
+            return
+        keep = self.keep_client and self.request_complete and not self.gateway.closing
+        self.client.write_error(error, self.head, self.request_id, keep)
+        self.client.exchange_done(keep)
+
+    def client_gone(self) -> None:
+        """The client left: stop the worker's work and give the count back."""
+        if self.finished:
+            return
+        self.error_code = self.error_code or "client_gone"
+        self.status = CLIENT_GONE
+        self._drop_connection()
+        self._finish()
+
+    def check_time(self, now_s: float, stall_s: float) -> None:
+        """End the exchange if a stage has taken too long."""
+        if now_s >= self.deadline_s:
+            if self.worker is not None and not self.answer_started:
+                self.gateway.worker_failed(self.worker, "timeout")
+            self.refuse(MessageError(504, "request_timeout", "request: took too long"))
+        elif not self.request_complete and not self.client.reading_paused:
+            if now_s - self.last_received_s >= stall_s:
+                text = "request body: no bytes for too long"
+                self.refuse(MessageError(408, "body_stalled", text))
+        elif (
+            self.client.write_paused_s and now_s - self.client.write_paused_s >= stall_s
+        ):
+            self.error_code = "client_stalled"
+            self.client.abort()
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+
+    def _release(self) -> None:
+        """Give the worker's count back; the only place that does."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.release()
+
+    def _finish(self) -> None:
+        self.finished = True
+        self.gateway.exchanges.discard(self)
+        self._release()
+        self._held.clear()
+        self.gateway.finished(self)
+
+
+def no_worker(registered: int) -> MessageError:
+    """The answer when nobody may take a request: try again soon."""
+    return MessageError(
+        503,
+        "no_available_workers",
+        f"no worker is available ({registered} registered); try again",
+    )

@@ -1,0 +1,325 @@
+"""Request heads: parsed strictly with httptools, then written anew for the worker.
+
+Everything that two HTTP implementations could read differently (request smuggling) is
+refused here: bare CR or LF, folded lines, more than one length, a length beside
+chunked, any other transfer coding, a missing or repeated Host.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import httptools
+
+from sgl_router.label import LABEL_HEADER
+from sgl_router.wire.errors import MessageError, bad_request
+
+METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"HEAD", b"OPTIONS"})
+"""Methods that are passed on."""
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""Headers that concern one connection only and are never passed on."""
+
+MAX_HEADERS = 128
+"""Most header lines of one head."""
+
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
+
+
+class _Kind(enum.IntEnum):
+    """What the parser does with a header."""
+
+    DROP = 0
+    HOST = 1
+    LENGTH = 2
+    CODING = 3
+    CONNECTION = 4
+    EXPECT = 5
+    UPGRADE = 6
+    LABEL = 7
+    LABEL_KEPT = 8
+    REQUEST_ID = 9
+    AUTHORIZATION = 10
+    TARGET_WORKER = 11
+
+
+class RequestHead:
+    """A request's head, checked.
+
+    Attributes:
+        method: as sent.
+        target: origin form (path and query).
+        path: the target without its query.
+        lines: header lines to pass on, each ending in CRLF; no Host, no framing.
+        labels: values of the label headers, by lower-case name.
+        content_length: bytes of the body when a length was given.
+        chunked: whether the body is chunked.
+        keep_alive: whether the client wants the connection kept.
+    """
+
+    __slots__ = (
+        "authorized",
+        "chunked",
+        "content_length",
+        "expect_continue",
+        "http_10",
+        "keep_alive",
+        "labels",
+        "lines",
+        "method",
+        "path",
+        "request_id",
+        "target",
+        "target_worker",
+    )
+
+    method: bytes
+    target: bytes
+    path: bytes
+    lines: bytes
+    labels: dict[bytes, bytes] | None
+
+    def __init__(self) -> None:
+        self.labels = None
+        self.content_length: int | None = None
+        self.chunked = False
+        self.keep_alive = True
+        self.http_10 = False
+        self.expect_continue = False
+        self.request_id: bytes | None = None
+        self.authorized = False
+        self.target_worker: bytes | None = None
+
+    @property
+    def has_body(self) -> bool:
+        """Whether body bytes follow the head."""
+        return self.chunked or bool(self.content_length)
+
+    @property
+    def framing(self) -> bytes:
+        """The header line that frames the body for the worker."""
+        if self.chunked:
+            return b"transfer-encoding: chunked\r\n"
+        if self.content_length is None:
+            return b""
+        return b"content-length: %d\r\n" % self.content_length
+
+
+class _Collector:
+    """Receives httptools' callbacks."""
+
+    __slots__ = ("headers", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+
+class RequestParser:
+    """Parses request heads; knows which headers carry the label."""
+
+    def __init__(self, label_headers: Iterable[str] = (LABEL_HEADER,)) -> None:
+        kinds = dict.fromkeys(HOP_BY_HOP, _Kind.DROP)
+        kinds |= {
+            b"host": _Kind.HOST,
+            b"content-length": _Kind.LENGTH,
+            b"transfer-encoding": _Kind.CODING,
+            b"connection": _Kind.CONNECTION,
+            b"expect": _Kind.EXPECT,
+            b"upgrade": _Kind.UPGRADE,
+            b"x-request-id": _Kind.REQUEST_ID,
+            b"authorization": _Kind.AUTHORIZATION,
+            b"x-smg-target-worker": _Kind.TARGET_WORKER,
+            LABEL_HEADER.encode(): _Kind.DROP,
+        }
+        for header in label_headers:
+            name = header.lower().encode()
+            kept = name != LABEL_HEADER.encode()
+            kinds[name] = _Kind.LABEL_KEPT if kept else _Kind.LABEL
+        self._kinds = kinds
+
+    def parse(self, data: bytes) -> RequestHead:
+        """Parse ``data``, one whole head with its empty line.
+
+        Raises:
+            MessageError: the head breaks a rule; ``status`` says which answer it gets.
+        """
+        _check_line_ends(data)
+        collector = _Collector()
+        parser = httptools.HttpRequestParser(collector)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # decided below, from the header itself
+        except httptools.HttpParserError as error:
+            raise bad_request(f"request head: {error}") from None
+        head = RequestHead()
+        head.method = parser.get_method()
+        version = parser.get_http_version()
+        if version == "1.0":
+            head.http_10 = True
+            head.keep_alive = False
+        elif version != "1.1":
+            raise MessageError(505, "http_version", f"http version: {version} refused")
+        self._read_target(head, collector.url)
+        self._read_headers(head, collector.headers)
+        return head
+
+    def _read_target(self, head: RequestHead, url: bytes) -> None:
+        if head.method not in METHODS:
+            name = head.method.decode("ascii", "replace")
+            raise MessageError(501, "method", f"method: {name} is not served")
+        if url[:1] != b"/" and url != b"*":
+            url = _origin_form(url)
+        if not _TARGET.fullmatch(url):
+            raise bad_request("request target: bytes that a URL may not hold")
+        head.target = url
+        head.path = url.partition(b"?")[0]
+
+    def _read_headers(
+        self, head: RequestHead, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        if len(headers) > MAX_HEADERS:
+            raise MessageError(
+                431, "too_many_headers", f"headers: more than {MAX_HEADERS}"
+            )
+        kept: list[bytes] = []
+        nominated: set[bytes] | None = None
+        kinds = self._kinds
+        hosts = 0
+        for name, value in headers:
+            key = name.lower()
+            kind = kinds.get(key)
+            if kind is None:
+                kept.append(b"%b: %b\r\n" % (name, value))
+            elif kind is _Kind.HOST:
+                hosts += 1
+            elif kind is _Kind.CONNECTION:
+                nominated = _connection_tokens(head, value, nominated)
+            elif kind is not _Kind.DROP:
+                self._read_special(head, kind, key, name, value, kept)
+        if hosts != 1 and not (head.http_10 and hosts == 0):
+            raise bad_request(f"host: {hosts} Host headers; exactly one is needed")
+        if head.chunked and head.content_length is not None:
+            raise bad_request("content-length: given beside transfer-encoding")
+        if nominated:
+            kept = [
+                line for line in kept if line.split(b":", 1)[0].lower() not in nominated
+            ]
+        head.lines = b"".join(kept)
+
+    def _read_special(
+        self,
+        head: RequestHead,
+        kind: _Kind,
+        key: bytes,
+        name: bytes,
+        value: bytes,
+        kept: list[bytes],
+    ) -> None:
+        if kind is _Kind.LENGTH:
+            _read_length(head, value)
+            return
+        if kind is _Kind.LABEL or kind is _Kind.LABEL_KEPT:
+            head.labels = head.labels or {}
+            head.labels.setdefault(key, value)
+            if kind is _Kind.LABEL:
+                return
+        elif kind is _Kind.CODING:
+            _read_coding(head, value)
+            return
+        elif kind is _Kind.EXPECT:
+            if value.lower() != b"100-continue":
+                raise MessageError(417, "expect", "expect: only 100-continue is known")
+            head.expect_continue = not head.http_10
+            return
+        elif kind is _Kind.UPGRADE:
+            if value.lower() != b"h2c":
+                raise MessageError(501, "upgrade", "upgrade: not served here")
+            return
+        elif kind is _Kind.TARGET_WORKER:
+            head.target_worker = value
+            return
+        elif kind is _Kind.REQUEST_ID:
+            head.request_id = value
+        elif kind is _Kind.AUTHORIZATION:
+            head.authorized = True
+        kept.append(b"%b: %b\r\n" % (name, value))
+
+
+def _check_line_ends(data: bytes) -> None:
+    """Refuse lone CR or LF and folded lines: parsers differ on them."""
+    ends = data.count(b"\r\n")
+    if data.count(b"\n") != ends or data.count(b"\r") != ends:
+        raise bad_request("request head: a CR or LF stands alone")
+    if b"\n " in data or b"\n\t" in data:
+        raise bad_request("request head: folded header line")
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path and query of an absolute-form target."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise bad_request("request target: not a URL") from None
+    if parts.scheme not in (b"http", b"https") or not parts.netloc:
+        raise bad_request("request target: neither a path nor an http URL")
+    path = parts.path or b"/"
+    return path + b"?" + parts.query if parts.query else path
+
+
+def _connection_tokens(
+    head: RequestHead, value: bytes, nominated: set[bytes] | None
+) -> set[bytes] | None:
+    """Read Connection: keep-alive, close, and headers it makes hop-by-hop."""
+    lowered = value.lower()
+    if lowered == b"keep-alive":
+        head.keep_alive = True
+        return nominated
+    for token in (token.strip() for token in lowered.split(b",")):
+        if token == b"close":
+            head.keep_alive = False
+        elif token == b"keep-alive":
+            head.keep_alive = True
+        elif token:
+            nominated = nominated or set()
+            nominated.add(token)
+    return nominated
+
+
+def _read_length(head: RequestHead, value: bytes) -> None:
+    if head.content_length is not None:
+        raise bad_request("content-length: given more than once")
+    if not _DIGITS.fullmatch(value):
+        raise bad_request("content-length: not a plain number")
+    head.content_length = int(value)
+
+
+def _read_coding(head: RequestHead, value: bytes) -> None:
+    if head.http_10:
+        raise bad_request("transfer-encoding: not part of HTTP/1.0")
+    if head.chunked or value.lower() != b"chunked":
+        raise bad_request("transfer-encoding: only chunked, once, is allowed")
+    head.chunked = True

@@ -95,13 +95,17 @@ Stage = InferenceStage | EnvironmentStage
 
 
 class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample's complete execution: one line of a trace, one entry of a journal."""
+    """A sample's complete execution: one line of a trace, one entry of a journal.
+
+    ``attempts`` counts how often the sample was begun anew; ``stages`` are the last.
+    """
 
     version: int = TRACE_VERSION
     label: str
     sample_id: str
     initial_messages: list[Message] | None = None
     initial_tokens: int | None = None
+    shared_tokens: int | None = None
     tools: list[ToolDefinition] | None = None
     submitted_s: float
     admitted_s: float
@@ -109,4 +113,5 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     error: str | None = None
     score: float | None = None
+    attempts: int = 1
     stages: list[Stage]

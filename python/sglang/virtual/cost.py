@@ -16,6 +16,11 @@ from sglang.virtual.protocol import CostModel
 NS = 1e9
 
 
+def context_products(new_and_prefix: list[tuple[int, int]]) -> float:
+    """Token pairs that attention looks at: sum of new * (prefix + new / 2)."""
+    return sum(new * (prefix + new / 2) for new, prefix in new_and_prefix)
+
+
 class PassCost:
     """The cost model with its coefficients in nanoseconds."""
 
@@ -30,11 +35,10 @@ class PassCost:
     def prefill_ns(self, new_and_prefix: list[tuple[int, int]]) -> int:
         """One prefill pass; pairs of (new tokens, tokens before them)."""
         new_tokens = sum(new for new, _ in new_and_prefix)
-        products = sum(new * (prefix + new / 2) for new, prefix in new_and_prefix)
         return round(
             self._pass
             + self._prefill_token * new_tokens
-            + self._prefill_context * products
+            + self._prefill_context * context_products(new_and_prefix)
         )
 
     def decode_ns(self, batch: int, context_tokens: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.virtual.cost import NS
+from sglang.virtual.cost import NS, context_products
 from sglang.virtual.protocol import Statistics
 
 
@@ -44,23 +44,32 @@ class Counters:
     decode_passes: int = 0
     fast_forwarded_passes: int = 0
     prefill_tokens: int = 0
+    prefill_context_products: float = 0.0
     decode_request_steps: int = 0
+    decode_context_steps: int = 0
     prefill_ns: int = 0
     decode_ns: int = 0
     finished: int = 0
     retractions: int = 0
     waiting_peak: int = 0
 
-    def prefill(self, tokens: int, duration_ns: int) -> None:
-        """Count one prefill pass."""
+    def prefill(self, pairs: list[tuple[int, int]], duration_ns: int) -> None:
+        """Count one prefill pass; pairs of (new tokens, tokens before them)."""
         self.prefill_passes += 1
-        self.prefill_tokens += tokens
+        self.prefill_tokens += sum(new for new, _ in pairs)
+        self.prefill_context_products += context_products(pairs)
         self.prefill_ns += duration_ns
 
-    def decode(self, passes: int, requests: int, duration_ns: int) -> None:
-        """Count ``passes`` decode passes of ``requests`` each."""
+    def decode(
+        self, passes: int, requests: int, first_context_tokens: int, duration_ns: int
+    ) -> None:
+        """Count ``passes`` decode passes in a row, of ``requests`` each."""
+        steps = passes * requests
         self.decode_passes += passes
-        self.decode_request_steps += passes * requests
+        self.decode_request_steps += steps
+        self.decode_context_steps += (
+            passes * first_context_tokens + steps * (passes - 1) // 2
+        )
         self.decode_ns += duration_ns
 
     def statistics(self, engine: dict[str, Any]) -> Statistics:
@@ -73,7 +82,9 @@ class Counters:
             prefill_tokens=self.prefill_tokens,
             prefill_seconds=self.prefill_ns / NS,
             decode_seconds=self.decode_ns / NS,
+            prefill_context_products=self.prefill_context_products,
             decode_request_steps=self.decode_request_steps,
+            decode_context_steps=self.decode_context_steps,
             finished=self.finished,
             retractions=self.retractions,
             priority_calls=self.priority.calls,

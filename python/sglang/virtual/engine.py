@@ -142,12 +142,13 @@ class VirtualEngine:
     def _run(self, batch: ScheduleBatch) -> None:
         if batch.forward_mode.is_decode():
             count = len(batch.reqs)
-            duration_ns = self._cost.decode_ns(count, _context_tokens(batch))
-            self._counters.decode(1, count, duration_ns)
+            context = _context_tokens(batch)
+            duration_ns = self._cost.decode_ns(count, context)
+            self._counters.decode(1, count, context, duration_ns)
         else:
             pairs = list(zip(batch.extend_lens, batch.prefix_lens, strict=True))
             duration_ns = self._cost.prefill_ns(pairs)
-            self._counters.prefill(sum(new for new, _ in pairs), duration_ns)
+            self._counters.prefill(pairs, duration_ns)
         reqs = list(batch.reqs)
         result = self._scheduler.run_batch(batch)
         self._now_ns += duration_ns
@@ -174,7 +175,7 @@ class VirtualEngine:
         passes = 1 + int(np.searchsorted(ends[:-1], limit_ns, side="left"))
         fast_forward.decode_ahead(self._scheduler, batch, passes)
         end_ns = int(ends[passes - 1])
-        self._counters.decode(passes, count, end_ns - self._now_ns)
+        self._counters.decode(passes, count, context, end_ns - self._now_ns)
         self._counters.fast_forwarded_passes += passes
         self._now_ns = end_ns
 

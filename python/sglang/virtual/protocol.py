@@ -160,9 +160,11 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"
     decode_passes: int
     fast_forwarded_passes: int
     prefill_tokens: int
+    prefill_context_products: float
+    decode_request_steps: int
+    decode_context_steps: int
     prefill_seconds: float
     decode_seconds: float
-    decode_request_steps: int
     finished: int
     retractions: int
     priority_calls: int

@@ -1,0 +1,7 @@
+"""What can go wrong in a simulation."""
+
+from __future__ import annotations
+
+
+class SimulationError(RuntimeError):
+    """The run cannot go on; the message gives the cause, a worker's included."""

@@ -1,0 +1,72 @@
+"""Everything that decides a simulation's outcome, as one record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sglang_agent.errors import UsageError
+from sglang_agent.simulate.capacity import STATE_SLOTS_PER_REQUEST
+from sglang_agent.simulate.cost_model import Deployment
+
+
+class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to simulate.
+
+    ``ratio`` None leaves the engine's default; ``env_concurrency`` None sets no limit.
+    ``bypass_environment`` skips environment stages altogether (an inference-only
+    replay). ``time_limit_s`` ends a batch that takes too long, in virtual seconds.
+    Raises :class:`UsageError` naming field and value.
+    """
+
+    deployment: Deployment
+    sample_concurrency: int
+    workers: int = 1
+    schedule_policy: str = "fcfs"
+    router_policy: str = "lbch"
+    router_options: dict[str, float] = {}
+    ratio: float | None = None
+    env_concurrency: int | None = None
+    job_order: str = "caas"
+    caas_band_s: float = 30.0
+    caas_duration_bucket_s: float = 1.0
+    bypass_environment: bool = False
+    max_new_tokens: int = 4096
+    time_limit_s: float | None = None
+    max_states_per_path: int = 1
+    fast_forward: bool = True
+    server_args: list[str] = []
+
+    def __post_init__(self) -> None:
+        for name in ("sample_concurrency", "workers", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+        for name in ("ratio", "env_concurrency", "time_limit_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} must be > 0, got {value!r}")
+        if self.deployment.cache_strategy not in STATE_SLOTS_PER_REQUEST:
+            raise UsageError(
+                f"cache_strategy must be one of {', '.join(STATE_SLOTS_PER_REQUEST)}, "
+                f"got {self.deployment.cache_strategy!r}"
+            )
+
+    def worker_config(self) -> dict[str, Any]:
+        """The worker's side of the settings, as the protocol wants it."""
+        d = self.deployment
+        return {
+            "cost": msgspec.structs.asdict(d.passes),
+            "kv_bytes_per_token": d.kv_bytes_per_token,
+            "state_bytes_per_slot": d.state_bytes_per_slot,
+            "cache_bytes": d.cache_bytes,
+            "context_length_tokens": d.context_length_tokens,
+            "cache_strategy": d.cache_strategy,
+            "page_size": d.page_size,
+            "chunked_prefill_tokens": d.chunked_prefill_tokens,
+            "schedule_policy": self.schedule_policy,
+            "ratio": self.ratio,
+            "max_states_per_path": self.max_states_per_path,
+            "fast_forward": self.fast_forward,
+            "server_args": self.server_args,
+        }

@@ -1,0 +1,243 @@
+"""Seeded traces with the shapes of published agent workloads.
+
+Of each workload the paper (arXiv:2611.16661, table A1 and section 5) publishes the
+trajectories, requests and output tokens, and the ratio that balances its cache: these
+are met exactly, the mean final context through :data:`FINAL_CONTEXT_TOKENS`. Nothing is
+published about the spread, so the tails are ours: turns per trajectory, output per
+turn and tokens added per turn are log-normal with the sigmas below.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sglang_agent.errors import UsageError
+from sglang_agent.records import (
+    EnvironmentStage,
+    InferenceStage,
+    Outcome,
+    Stage,
+    TrajectoryRecord,
+)
+
+FINAL_CONTEXT_TOKENS = 70_000
+"""Mean final context of the swe workload. The others follow from r_bal: their
+context times their r_bal is the same product, because the deployment is the same."""
+
+SWE_R_BAL = 0.09
+
+
+class Workload(NamedTuple):
+    """The marginals of one workload.
+
+    ``single_turn_share`` of the trajectories have one turn. The sigmas are those of
+    the logarithms. Environment seconds are None where the paper's replay has none.
+    """
+
+    trajectories: int
+    requests: int
+    output_tokens: int
+    r_bal: float
+    shared_tokens: int
+    first_prompt_tokens: int
+    turns_sigma: float
+    output_sigma: float
+    added_sigma: float
+    single_turn_share: float = 0.0
+    single_turn_context_tokens: int = 0
+    environment_mean_s: float | None = None
+    environment_sigma: float = 0.0
+
+    @property
+    def final_context_tokens(self) -> float:
+        """Mean tokens in the cache at the end of a trajectory: L_kv."""
+        return FINAL_CONTEXT_TOKENS * SWE_R_BAL / self.r_bal
+
+
+WORKLOADS: dict[str, Workload] = {
+    "swe": Workload(
+        trajectories=289,
+        requests=25_416,
+        output_tokens=6_000_784,
+        r_bal=SWE_R_BAL,
+        shared_tokens=4_000,
+        first_prompt_tokens=6_000,
+        turns_sigma=0.35,
+        output_sigma=0.8,
+        added_sigma=0.9,
+    ),
+    "bfcl": Workload(
+        trajectories=5_106,
+        requests=17_029,
+        output_tokens=1_441_547,
+        r_bal=2.26,
+        shared_tokens=200,
+        first_prompt_tokens=1_200,
+        turns_sigma=0.6,
+        output_sigma=0.8,
+        added_sigma=0.9,
+        single_turn_share=0.6,
+        single_turn_context_tokens=900,
+    ),
+    "widesearch": Workload(
+        trajectories=200,
+        requests=5_672,
+        output_tokens=4_736_147,
+        r_bal=0.0953,
+        shared_tokens=2_000,
+        first_prompt_tokens=3_000,
+        turns_sigma=0.45,
+        output_sigma=0.9,
+        added_sigma=0.8,
+    ),
+    # Requests, output and environment time of this one are not published; they are
+    # chosen so that one sample at a time spends about 40% of its time in inference.
+    "mcp_atlas": Workload(
+        trajectories=495,
+        requests=4_950,
+        output_tokens=990_000,
+        r_bal=0.14,
+        shared_tokens=10_000,
+        first_prompt_tokens=12_000,
+        turns_sigma=0.7,
+        output_sigma=0.7,
+        added_sigma=1.0,
+        environment_mean_s=5.3,
+        environment_sigma=0.9,
+    ),
+}
+
+
+def generate(name: str, *, scale: float = 1.0, seed: int = 0) -> list[TrajectoryRecord]:
+    """Return the trace of ``scale`` times the workload ``name``.
+
+    The number of trajectories is scaled, not their length. Raises
+    :class:`UsageError` for an unknown name or a scale outside (0, 1].
+    """
+    if name not in WORKLOADS:
+        raise UsageError(
+            f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}"
+        )
+    if not 0 < scale <= 1:
+        raise UsageError(f"scale must be > 0 and <= 1, got {scale!r}")
+    workload = WORKLOADS[name]
+    rng = random.Random(f"{name} {seed}")
+    turns = _turns(workload, rng)
+    outputs = _split(workload.output_tokens, sum(turns), workload.output_sigma, rng)
+    added = _added(workload, turns, sum(outputs), rng)
+    records = []
+    place = 0
+    for index, count in enumerate(turns):
+        here = slice(place, place + count)
+        place += count
+        label = f"{name}-{index}"
+        records.append(_record(label, workload, outputs[here], added[here], rng))
+    return records[: max(1, round(len(records) * scale))]
+
+
+def _turns(workload: Workload, rng: random.Random) -> list[int]:
+    singles = round(workload.trajectories * workload.single_turn_share)
+    others = _split(
+        workload.requests - singles,
+        workload.trajectories - singles,
+        workload.turns_sigma,
+        rng,
+    )
+    turns = [1] * singles + others
+    rng.shuffle(turns)
+    return turns
+
+
+def _added(
+    workload: Workload, turns: Sequence[int], output_tokens: int, rng: random.Random
+) -> list[int]:
+    """Tokens each turn adds to the context: the first prompt, then responses."""
+    singles = sum(count == 1 for count in turns)
+    multi = len(turns) - singles
+    whole = round(workload.final_context_tokens * len(turns))
+    of_singles = singles * workload.single_turn_context_tokens
+    responses = (
+        whole - output_tokens - of_singles - multi * workload.first_prompt_tokens
+    )
+    later = _split(responses, sum(turns) - len(turns), workload.added_sigma, rng)
+    grown = iter(later)
+    added = []
+    for count in turns:
+        single = count == 1 and workload.single_turn_context_tokens
+        added.append(single or workload.first_prompt_tokens)
+        added.extend(next(grown) for _ in range(count - 1))
+    return added
+
+
+def _record(
+    label: str,
+    workload: Workload,
+    outputs: Sequence[int],
+    added: Sequence[int],
+    rng: random.Random,
+) -> TrajectoryRecord:
+    stages: list[Stage] = []
+    context = 0
+    for turn, (output, more) in enumerate(zip(outputs, added, strict=True), start=1):
+        context += more
+        stages.append(
+            InferenceStage(
+                turn=turn,
+                input_tokens=context,
+                output_tokens=output,
+                cached_tokens=0,
+                start_s=0.0,
+                first_token_s=None,
+                end_s=0.0,
+            )
+        )
+        context += output
+        if turn < len(outputs):
+            response = added[turn]
+            stages.append(_environment(turn, workload, response, rng))
+    return TrajectoryRecord(
+        label=label,
+        sample_id=label,
+        initial_tokens=added[0],
+        shared_tokens=workload.shared_tokens,
+        submitted_s=0.0,
+        admitted_s=0.0,
+        ended_s=0.0,
+        outcome=Outcome.COMPLETED,
+        stages=stages,
+    )
+
+
+def _environment(
+    turn: int, workload: Workload, response: int, rng: random.Random
+) -> EnvironmentStage:
+    duration_s = 0.0
+    if workload.environment_mean_s is not None:
+        sigma = workload.environment_sigma
+        mu = math.log(workload.environment_mean_s) - sigma**2 / 2
+        duration_s = rng.lognormvariate(mu, sigma)
+    return EnvironmentStage(
+        turn=turn,
+        operations=[],
+        queued_s=0.0,
+        started_s=0.0,
+        ended_s=duration_s,
+        response_tokens=response,
+    )
+
+
+def _split(total: int, parts: int, sigma: float, rng: random.Random) -> list[int]:
+    """``parts`` log-normal integers of at least 1 that add up to ``total``."""
+    weights = [rng.lognormvariate(0.0, sigma) for _ in range(parts)]
+    free = total - parts
+    scale = free / sum(weights)
+    shares = [weight * scale for weight in weights]
+    whole = [1 + math.floor(share) for share in shares]
+    # Largest remainders first; the index breaks ties.
+    order = sorted(range(parts), key=lambda i: (math.floor(shares[i]) - shares[i], i))
+    for i in order[: total - sum(whole)]:
+        whole[i] += 1
+    return whole

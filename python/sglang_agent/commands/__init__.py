@@ -11,7 +11,11 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-MODULES: tuple[str, ...] = ("sglang_agent.commands.report",)
+MODULES: tuple[str, ...] = (
+    "sglang_agent.commands.profile",
+    "sglang_agent.commands.report",
+    "sglang_agent.commands.diff",
+)
 
 
 class Command(Protocol):

@@ -8,13 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from sglang_agent import commands
 from sglang_agent.errors import UsageError
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line; ``--help`` has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sglang_agent",
         description="Run batches of LLM-agent tasks in the shortest wall time.",
         epilog="Exit codes: 0 done, 1 failed samples, 2 usage, 130 interrupted.",

@@ -28,7 +28,10 @@ class Conversation(Protocol):
         """Return the next turn. Raises :class:`BudgetExhausted` at a limit."""
 
     def accept(self, answer: TurnAnswer) -> Sequence[Operation]:
-        """Append the answer; return the job it asks for, empty when it is final."""
+        """Append the answer; return the job it asks for, empty when it is final.
+
+        Raises :class:`BudgetExhausted` when a token limit cut it in a tool call.
+        """
 
     def respond(self, results: Sequence[OperationResult]) -> list[Message] | None:
         """Append a job's results; return the messages for the trace, if any."""
@@ -40,13 +43,14 @@ class Conversation(Protocol):
 class ConversationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds a conversation; None is unbounded.
 
+    ``max_output_tokens`` is for one turn, ``max_total_output_tokens`` for all of them.
     With ``final_answer_turn`` the last turn that ``max_turns`` allows is asked
     without tool calls, so that it is the final answer and the sample completes.
     """
 
     max_turns: int | None = None
-    max_tokens_per_turn: int | None = None
     max_output_tokens: int | None = None
+    max_total_output_tokens: int | None = None
     max_context_tokens: int | None = None
     final_answer_turn: bool = False
 
@@ -94,7 +98,13 @@ class ChatConversation:
         self._context_tokens = answer.input_tokens + answer.output_tokens
         if self._is_final_turn():
             return ()
-        return [_operation(call) for call in message.get("tool_calls") or ()]
+        calls = message.get("tool_calls") or ()
+        if answer.truncated and self._tool_choice == "required" and not calls:
+            raise BudgetExhausted(
+                f"turn {self._turns} was cut at {answer.output_tokens} tokens before"
+                " its tool call was complete"
+            )
+        return [_operation(call) for call in calls]
 
     def respond(self, results: Sequence[OperationResult]) -> list[Message]:
         added: list[Message] = [
@@ -115,14 +125,15 @@ class ChatConversation:
         return "none" if last and self._limits.final_answer_turn else self._tool_choice
 
     def _check_budget(self) -> None:
+        limits = self._limits
         for name, used, limit in (
-            ("max_turns", self._turns, self._limits.max_turns),
-            ("max_output_tokens", self._output_tokens, self._limits.max_output_tokens),
+            ("max_turns", self._turns, limits.max_turns),
             (
-                "max_context_tokens",
-                self._context_tokens,
-                self._limits.max_context_tokens,
+                "max_total_output_tokens",
+                self._output_tokens,
+                limits.max_total_output_tokens,
             ),
+            ("max_context_tokens", self._context_tokens, limits.max_context_tokens),
         ):
             if limit is not None and used >= limit:
                 raise BudgetExhausted(
@@ -130,9 +141,9 @@ class ChatConversation:
                 )
 
     def _tokens_left(self) -> int | None:
-        limits = [self._limits.max_tokens_per_turn]
-        if self._limits.max_output_tokens is not None:
-            limits.append(self._limits.max_output_tokens - self._output_tokens)
+        limits = [self._limits.max_output_tokens]
+        if self._limits.max_total_output_tokens is not None:
+            limits.append(self._limits.max_total_output_tokens - self._output_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
 

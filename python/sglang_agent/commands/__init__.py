@@ -12,6 +12,7 @@ import importlib
 from typing import Protocol, cast
 
 MODULES: tuple[str, ...] = (
+    "sglang_agent.commands.run",
     "sglang_agent.commands.profile",
     "sglang_agent.commands.report",
     "sglang_agent.commands.diff",

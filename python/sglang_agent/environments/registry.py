@@ -10,7 +10,10 @@ from sglang_agent.environments.base import Environment, EnvironmentFactory
 
 # Modules load on first use, so that an optional extra costs nothing until then.
 _MODULES = {
+    "functions": "sglang_agent.environments.functions",
     "mcp": "sglang_agent.environments.mcp",
+    "recorded": "sglang_agent.environments.recorded",
+    "shell": "sglang_agent.environments.shell",
 }
 _registered: dict[str, EnvironmentFactory] = {}
 _at_exit: list[Callable[[], Awaitable[None]]] = []

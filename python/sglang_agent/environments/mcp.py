@@ -15,7 +15,7 @@ import msgspec
 from sglang_agent.environments import registry
 from sglang_agent.environments.base import EnvironmentFailure
 from sglang_agent.environments.config import parse
-from sglang_agent.environments.mcp_client import McpClient, Server
+from sglang_agent.environments.mcp_client import McpClient, NotReached, Server
 from sglang_agent.environments.operations import refusal
 from sglang_agent.records import Operation, OperationResult, ToolDefinition
 
@@ -72,6 +72,8 @@ class McpEnvironment:
         }
         self._clients: list[McpClient] = []
         self._routes: dict[str, Route] = {}
+        self._job: list[Operation] = []
+        self._results: list[OperationResult] = []
 
     async def open(self) -> Sequence[ToolDefinition]:
         """Start the servers side by side and return the allowed tools."""
@@ -95,8 +97,17 @@ class McpEnvironment:
         return None
 
     async def run(self, operations: Sequence[Operation]) -> Sequence[OperationResult]:
-        """Call the tools one after the other: later ones may read what earlier wrote."""
-        return [await self._call(operation) for operation in operations]
+        """Call the tools one after the other: later ones may read what earlier wrote.
+
+        After a :class:`~sglang_agent.environments.base.RetryLater` the same job goes
+        on with the call that was put off; no call is made twice.
+        """
+        if self._job != list(operations):
+            self._job, self._results = list(operations), []
+        for operation in operations[len(self._results) :]:
+            self._results.append(await self._call(operation))
+        results, self._job, self._results = self._results, [], []
+        return results
 
     async def close(self) -> None:
         """Stop the servers unless they are shared."""
@@ -110,7 +121,12 @@ class McpEnvironment:
             return refused
         route = self._routes[operation.name]
         arguments = {**operation.arguments, **route.rule.fixed}
-        result = await route.client.call(route.tool.name, arguments)
+        try:
+            result = await route.client.call(route.tool.name, arguments)
+        except NotReached as error:
+            return OperationResult(
+                operation.id, str(error), is_error=True, transport_error=True
+            )
         return OperationResult(operation.id, _text(result), bool(result.is_error))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -26,6 +25,8 @@ from sglang_agent.environments.base import EnvironmentFailure, RetryLater
 from sglang_agent.environments.stderr_tail import StderrTail
 
 _BUSY = (429, 503)
+_NO_SESSION = 404
+_SERVER_ERROR = 500
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +35,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A ``command`` of ``python`` is the interpreter that runs this client. Only a few
     safe variables are inherited by a stdio server; ``env`` adds to them. A call is
     given up after ``tool_timeout_s``, or after the tool's own entry in
-    ``tool_timeouts_s``. ``failures_allowed`` answers in a row may be missing (time
-    out, or be lost on the way) before the server counts as broken.
+    ``tool_timeouts_s``; without either, only the run's own limits bound it.
     """
 
     command: str | list[str] | None = None
@@ -45,20 +45,17 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None
     headers: dict[str, str] = {}
     start_timeout_s: float = 60.0
-    tool_timeout_s: float = 60.0
+    tool_timeout_s: float | None = None
     tool_timeouts_s: dict[str, float] = {}
-    failures_allowed: int = 4
-    retry_base_s: float = 1.0
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
             raise ValueError("give either command (stdio) or url (HTTP)")
-        for name in ("start_timeout_s", "tool_timeout_s", "retry_base_s"):
-            _require_positive(name, getattr(self, name))
+        _require_positive("start_timeout_s", self.start_timeout_s)
+        if self.tool_timeout_s is not None:
+            _require_positive("tool_timeout_s", self.tool_timeout_s)
         for tool, limit in self.tool_timeouts_s.items():
             _require_positive(f"tool_timeouts_s.{tool}", limit)
-        if self.failures_allowed < 0:
-            raise ValueError(f"failures_allowed: {self.failures_allowed}; at least 0")
 
     def argv(self) -> list[str]:
         """The command line of a stdio server."""
@@ -70,6 +67,10 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _require_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name}: {value:g}; must be above 0 seconds")
+
+
+class NotReached(Exception):
+    """A call got no answer, but its server may well answer the next one."""
 
 
 class McpClient:
@@ -88,8 +89,7 @@ class McpClient:
         self._stop = asyncio.Event()
         self._owner: asyncio.Task[None] | None = None
         self._opened = False
-        self._failures = 0
-        self._busy_s: float | None = None
+        self._refusal: httpx2.Response | None = None
 
     @property
     def alive(self) -> bool:
@@ -116,22 +116,25 @@ class McpClient:
     ) -> mcp_types.CallToolResult:
         """Call one tool. Its own error is a result with ``is_error``.
 
-        Raises :class:`EnvironmentFailure` when the server is gone, and
-        :class:`RetryLater` when it asks for a pause (HTTP 429 or 503).
+        Raises :class:`EnvironmentFailure` when the server is gone,
+        :class:`NotReached` when it gave no answer, and :class:`RetryLater` when it
+        asks for a pause (HTTP 429 or 503).
         """
         if self._session is None:
             raise self._failure("is gone")
         limit = self.server.tool_timeouts_s.get(tool, self.server.tool_timeout_s)
         try:
-            result = await self._session.call_tool(
+            return await self._session.call_tool(
                 tool, dict(arguments), read_timeout_seconds=limit
             )
         except MCPError as error:
-            return self._answer(error, tool, limit)
+            if error.code == mcp_types.REQUEST_TIMEOUT:
+                text = f"{self.name}: {tool} gave no answer within {limit:g} s"
+                raise NotReached(text) from error
+            return self._answer(error)
         except (OSError, httpx2.HTTPError) as error:
-            return self._missed(f"lost a call: {error or type(error).__name__}")
-        self._failures = 0
-        return result
+            reason = str(error) or type(error).__name__
+            raise NotReached(f"{self.name}: call lost: {reason}") from error
 
     async def close(self) -> None:
         """Stop the server and wait until it is reaped; safe to call twice."""
@@ -182,36 +185,33 @@ class McpClient:
         return httpx2.AsyncClient(
             headers=self.server.headers,
             timeout=httpx2.Timeout(30.0, read=None),
-            event_hooks={"response": [self._note_busy]},
+            event_hooks={"response": [self._note_refusal]},
         )
 
-    async def _note_busy(self, response: httpx2.Response) -> None:
-        if response.status_code in _BUSY:
-            self._busy_s = _retry_after_s(response)
+    async def _note_refusal(self, response: httpx2.Response) -> None:
+        # The SDK makes every refusal the same error; what it was is kept here.
+        if response.request.method == "POST" and response.status_code >= 400:
+            self._refusal = response
 
-    def _answer(
-        self, error: MCPError, tool: str, limit: float
-    ) -> mcp_types.CallToolResult:
-        if self._busy_s is not None:
-            delay_s, self._busy_s = self._busy_s, None
-            raise RetryLater(delay_s or self._backoff_s(), f"{self.name} is busy")
+    def _answer(self, error: MCPError) -> mcp_types.CallToolResult:
+        """What an error of the protocol means: a pause, the end, or bad arguments."""
+        refusal, self._refusal = self._refusal, None
         if error.code == mcp_types.CONNECTION_CLOSED:
             self._session = None
             raise self._failure("closed its connection")
-        if error.code == mcp_types.REQUEST_TIMEOUT:
-            return self._missed(f"{tool} gave no answer within {limit:g} s")
-        self._failures = 0
+        if refusal is not None:
+            self._raise_for(refusal)
         return _error_result(str(error))
 
-    def _missed(self, reason: str) -> mcp_types.CallToolResult:
-        self._failures += 1
-        if self._failures > self.server.failures_allowed:
-            raise self._failure(f"{reason} ({self._failures} failures in a row)")
-        return _error_result(f"{self.name}: {reason}")
-
-    def _backoff_s(self) -> float:
-        # Spread over a whole base delay, so that jobs that failed together part.
-        return self.server.retry_base_s * random.uniform(0.5, 1.5)
+    def _raise_for(self, refusal: httpx2.Response) -> None:
+        status = refusal.status_code
+        if status in _BUSY:
+            raise RetryLater(_retry_after_s(refusal), f"{self.name}: HTTP {status}")
+        if status == _NO_SESSION:
+            self._session = None
+            raise self._failure("forgot its session (HTTP 404)")
+        if status >= _SERVER_ERROR:
+            raise NotReached(f"{self.name}: HTTP {status}")
 
     def _failure(self, reason: str) -> EnvironmentFailure:
         lines = self._stderr.last_lines()
@@ -236,7 +236,7 @@ def _error_result(text: str) -> mcp_types.CallToolResult:
 
 
 def _retry_after_s(response: httpx2.Response) -> float:
-    """Seconds of a Retry-After header; 0 when it is absent or a date."""
+    """Seconds of a Retry-After header; 0, the runner's choice, without a number."""
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdigit() else 0.0
 

@@ -197,7 +197,7 @@ class _Control:
         url = next(iter(gateway.pool.loads), None)
         if url is None:
             return self._unavailable()
-        status, body = await self._ask(url, "GET", request, b"")
+        status, body = await self._ask(gateway.pool.by_url[url], "GET", request, b"")
         return Response(body, status, media_type="application/json")
 
     async def fan_out(self, request: Request) -> Response:
@@ -205,32 +205,32 @@ class _Control:
         if (refused := self._unauthorized(request)) is not None:
             return refused
         body = await request.body()
-        urls = list(dict.fromkeys(worker.url for worker in self._gateway.pool))
-        if not urls:
+        workers = {worker.url: worker for worker in self._gateway.pool}
+        if not workers:
             return self._unavailable()
         async with asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(self._ask(url, "POST", request, body)) for url in urls
-            ]
-        answers = [task.result() for task in asked]
-        results = [
-            {"worker": url, "status": status, "body": _readable(answer)}
-            for url, (status, answer) in zip(urls, answers, strict=True)
-        ]
+            asked = {
+                url: tasks.create_task(self._ask(worker, "POST", request, body))
+                for url, worker in workers.items()
+            }
+        results = []
+        for url, task in asked.items():
+            status, answer = task.result()
+            results.append({"worker": url, "status": status, "body": _readable(answer)})
         failed = [result for result in results if result["status"] != 200]
         return JSONResponse(
             {"success": not failed, "workers": results}, 502 if failed else 200
         )
 
     async def _ask(
-        self, url: str, method: str, request: Request, body: bytes
+        self, worker: Worker, method: str, request: Request, body: bytes
     ) -> tuple[int, bytes]:
         headers = {
             name: request.headers[name]
             for name in ("authorization", "content-type", "x-smg-routing-key")
             if name in request.headers
         }
-        target = url + request.url.path
+        target = worker.url + request.url.path
         if request.url.query:
             target += f"?{request.url.query}"
         backend_key = self._gateway.settings.api_key
@@ -239,7 +239,11 @@ class _Control:
         try:
             async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
                 async with self._session.request(
-                    method, target, data=body, headers=headers
+                    method,
+                    target,
+                    data=body,
+                    headers=headers,
+                    ssl=worker.backend.tls or True,
                 ) as answer:
                     return answer.status, await answer.read()
         except (aiohttp.ClientError, OSError) as error:

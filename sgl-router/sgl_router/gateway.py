@@ -8,6 +8,7 @@ import random
 import ssl
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sgl_router.access_log import AccessLog
@@ -36,7 +37,7 @@ class Gateway:
     Args:
         settings: what the command line gave.
         control_backend: answers the gateway's own routes.
-        worker_tls: how https workers are spoken to.
+        worker_tls: makes what https workers are spoken to with; called when needed.
         access_log: gets a line per request; None for no lines.
     """
 
@@ -45,7 +46,7 @@ class Gateway:
         settings: Settings,
         control_backend: Backend,
         *,
-        worker_tls: ssl.SSLContext | None = None,
+        worker_tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         access_log: AccessLog | None = None,
     ) -> None:
         self.settings = settings
@@ -92,9 +93,8 @@ class Gateway:
         Raises:
             WorkerError: the URL is registered already.
         """
-        backend = Backend(
-            url, tls=self._worker_tls, api_key=api_key or self.settings.api_key
-        )
+        tls = self._worker_tls() if url.startswith("https:") else None
+        backend = Backend(url, tls=tls, api_key=api_key or self.settings.api_key)
         worker = self.pool.add(url, backend)
         if self.prober is not None:
             self.prober.watch(worker)

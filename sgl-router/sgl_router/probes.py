@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import ssl
 from collections.abc import Coroutine
 from typing import Any
 
@@ -21,22 +21,35 @@ REPORT_EVERY = 6
 
 
 class BackgroundTasks:
-    """Tasks of a group that can all be cancelled together."""
+    """Tasks that run beside the gateway; the failure of one is loud and ends all."""
 
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
-        self._running: set[asyncio.Task[None]] = set()
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._started = asyncio.Event()
+        self._runner = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with self._group:
+                self._started.set()
+                await asyncio.Event().wait()
+        except* Exception as failures:
+            log.critical("a background task failed: %r", failures.exceptions[0])
+            raise
+
+    async def started(self) -> None:
+        """Wait until tasks can be started."""
+        await self._started.wait()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in the group."""
-        task = self._group.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        """Run ``work`` beside the others."""
+        self._group.create_task(work)
 
-    def cancel(self) -> None:
-        """Cancel all that run."""
-        for task in tuple(self._running):
-            task.cancel()
+    async def stop(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        self._runner.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._runner
 
 
 class Prober:
@@ -47,12 +60,10 @@ class Prober:
         settings: HealthSettings,
         session: aiohttp.ClientSession,
         api_key: str | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.settings = settings
         self._session = session
         self._tasks: BackgroundTasks | None = None
-        self._tls: ssl.SSLContext | bool = tls or True
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._hurry: dict[Worker, asyncio.Event] = {}
 
@@ -192,7 +203,7 @@ class Prober:
     async def _get(self, worker: Worker, path: str, *, json: bool) -> Any:
         async with asyncio.timeout(self.settings.timeout_s):
             async with self._session.get(
-                worker.url + path, headers=self._headers, ssl=self._tls
+                worker.url + path, headers=self._headers, ssl=worker.backend.tls or True
             ) as answer:
                 answer.raise_for_status()
                 return await answer.json(content_type=None) if json else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -117,7 +118,10 @@ async def running(settings: Settings) -> AsyncIterator[RunningGateway]:
             reachable at the start is not.
         SettingsError: a certificate cannot be read.
     """
-    client_tls, upstream_tls = server_tls(settings.tls), worker_tls(settings.tls)
+    client_tls = server_tls(settings.tls)
+    tls_to_workers = functools.cache(lambda: worker_tls(settings.tls))
+    if any(url.startswith("https:") for url in settings.worker_urls):
+        tls_to_workers()  # a bad file is told before anything starts
     async with contextlib.AsyncExitStack() as stack:
         sockets = [listen(settings.host, settings.port, "--port")]
         stack.callback(sockets[0].close)
@@ -134,18 +138,19 @@ async def running(settings: Settings) -> AsyncIterator[RunningGateway]:
         gateway = Gateway(
             settings,
             Backend("http://control", unix_path=control_path),
-            worker_tls=upstream_tls,
+            worker_tls=tls_to_workers,
             access_log=access_log,
         )
-        connector = aiohttp.TCPConnector(limit=0, ssl=upstream_tls)
         session = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=connector)
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
-        prober = Prober(settings.health, session, settings.api_key, upstream_tls)
+        prober = Prober(settings.health, session, settings.api_key)
         workers = [gateway.add_worker(url) for url in settings.worker_urls]
         await _require_workers(prober, workers)
         await _serve_control(gateway, session, control_path, prometheus, stack)
-        tasks = await stack.enter_async_context(_background_tasks())
+        tasks = BackgroundTasks()
+        stack.push_async_callback(tasks.stop)
+        await tasks.started()
         prober.begin(tasks)
         gateway.prober = prober
         for worker in workers:
@@ -176,17 +181,6 @@ async def _require_workers(prober: Prober, workers: list[Worker]) -> None:
             raise StartError(f"--worker-urls: {worker.url} is unreachable ({failure})")
         await prober.read_report(worker)
         worker.set_healthy(True)
-
-
-@contextlib.asynccontextmanager
-async def _background_tasks() -> AsyncIterator[BackgroundTasks]:
-    """Tasks that end with the block; one that fails ends the block."""
-    async with asyncio.TaskGroup() as group:
-        background = BackgroundTasks(group)
-        try:
-            yield background
-        finally:
-            background.cancel()
 
 
 async def _serve_control(
@@ -220,8 +214,11 @@ async def _serve_control(
 
 
 async def _stop_control(server: _QuietServer, serving: asyncio.Task[None]) -> None:
-    server.should_exit = server.force_exit = True
-    await serving
+    serving.cancel()  # quicker than its own way out, which waits for a tick
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    for listener in getattr(server, "servers", []):
+        listener.close()
 
 
 async def _finish(gateway: Gateway, server: asyncio.Server) -> None:

@@ -154,8 +154,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._framer = framer
         self._keep_alive = head.keep_alive
         exchange.answer_head(head, isinstance(framer, BodyUntilClose))
-        if len(data) > end or framer.done:
-            self._read_body(framer, data[end:])
+        self._read_body(framer, data[end:])
 
     def _read_body(self, framer: Framer, data: bytes) -> None:
         exchange = self.exchange

@@ -20,13 +20,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_agent import demo_servers
+from sglang_agent import side_packages
 
 SHORTEST, LONGEST = 2, 8
 TAIL_EXPONENT = 1.2
 TOOL_TURN_TOKENS = 160
 REPOSITORIES = 4
 
+_START_SQLITE = "from mcp_server_sqlite import main; main()"
 _SYSTEM = "You use the tools, one call a turn, then answer in one sentence."
 _CITIES = ("UTC", "Europe/London", "Asia/Tokyo", "America/New_York")
 _GOODS = ("apples", "bolts", "chairs", "drums", "eggs", "forks", "globes", "hats")
@@ -52,7 +53,7 @@ def write_tasks(count: int, seed: int, folder: Path) -> Path:
     """
     if shutil.which("git") is None:
         raise DemoError("git is not on the PATH; the demo's repositories need it")
-    demo_servers.ensure()
+    side_packages.ensure("mcp-server-sqlite")
     rng = random.Random(seed)
     folder = folder.resolve()
     repositories = _make_repositories(folder / "repositories", rng)
@@ -66,6 +67,15 @@ def write_tasks(count: int, seed: int, folder: Path) -> Path:
     path = folder / "tasks.jsonl"
     path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return path
+
+
+def sqlite_server(database: Path) -> dict[str, Any]:
+    """The ``servers`` entry of an MCP environment that serves one database file."""
+    return {
+        "command": "python",
+        "args": ["-c", _START_SQLITE, "--db-path", str(database)],
+        "env": {"PYTHONPATH": str(side_packages.folder("mcp-server-sqlite"))},
+    }
 
 
 def draw_lengths(count: int, rng: random.Random) -> list[int]:
@@ -93,7 +103,7 @@ class _SqliteKind:
         _make_database(database, rng)
         environment = {
             "type": "mcp",
-            "servers": {"sqlite": demo_servers.sqlite_server(database)},
+            "servers": {"sqlite": sqlite_server(database)},
             "tools": [
                 "list_tables",
                 {
@@ -245,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         path = write_tasks(options.count, options.seed, options.output)
-    except (DemoError, demo_servers.ServersMissing, OSError) as error:
+    except (DemoError, side_packages.PackagesMissing, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     sys.stdout.write(f"{options.count} tasks in {path}\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_agent import demo_tasks
+from sglang_agent import demo_tasks, side_packages
 from sglang_agent.environments import registry
 from sglang_agent.records import Operation
 
@@ -80,3 +81,19 @@ def test_no_git_is_said(
     assert demo_tasks.main(["--output", str(tmp_path / "out")]) == 2
     assert "git is not on the PATH" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_set_of_side_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        side_packages.main(["mcp-server-sql"])
+    assert "SET is 'mcp-server-sql'; must be one of" in capsys.readouterr().err
+
+
+def test_pip_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setitem(side_packages.SETS, "bfcl-eval", ("/no/such/file.whl",))
+    assert side_packages.main(["bfcl-eval"]) == 2
+    assert "cannot install /no/such/file.whl" in capsys.readouterr().err
+    assert list((tmp_path / "share" / "sglang-agent").iterdir()) == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sglang_agent import demo_servers
+from sglang_agent import demo_tasks, side_packages
 from sglang_agent.environments import registry
 from sglang_agent.environments.base import Environment, EnvironmentFailure
 from sglang_agent.records import Operation
@@ -107,12 +107,12 @@ def gone(pid: int) -> bool:
 
 
 async def test_sqlite_server_answers_and_reports_its_own_errors(tmp_path: Path) -> None:
-    demo_servers.ensure()
+    side_packages.ensure("mcp-server-sqlite")
     database = tmp_path / "shop.db"
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE goods (name TEXT)")
     connection.close()
-    server = demo_servers.sqlite_server(database)
+    server = demo_tasks.sqlite_server(database)
     environment = make({"servers": {"sqlite": server}})
     try:
         tools = await environment.open()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,11 +21,16 @@ START_LIMIT_S = 420.0
 
 
 def free_port() -> int:
-    """A port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A free port of the loopback interface.
+
+    Below the range that outgoing connections take theirs from: an engine binds its
+    port only a minute after it was chosen.
+    """
+    while True:
+        port = random.randint(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -76,7 +82,7 @@ class EngineServer:
         """Return once the model is served; raise with the log's end if it dies."""
         limit = time.monotonic() + START_LIMIT_S
         while True:
-            if self.process.poll() is not None:
+            if self.process.poll() is not None or "[Errno 98]" in self.log:
                 raise RuntimeError(f"engine ended early:\n{self.log[-4000:]}")
             with contextlib.suppress(OSError):
                 if self.get("/model_info").status == 200:

@@ -143,13 +143,14 @@ class Exchange:
             if not self.route.control:
                 gateway.labels.read_head(self)
                 self._waits_for_body = head.has_body and gateway.reads_body(self)
+            must_wait = self._waits_for_body
             if head.expect_continue:
                 self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.request_data(body)
         except MessageError as error:
             self.refuse(error)
             return
-        if not self._waits_for_body:
+        if not must_wait:  # else the body's last byte enters it
             self._enter()
 
     def request_data(self, data: bytes) -> None:

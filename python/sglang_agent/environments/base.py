@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from sglang_agent.records import (
     Message,
     Operation,
@@ -64,6 +66,24 @@ class GradingEnvironment(Protocol):
         Whatever it raises makes the sample a grading failure without a score; it is
         never recorded as 0.
         """
+
+
+class UserTurn(msgspec.Struct, frozen=True):
+    """What the user says next; ``tools`` are all that are offered from now on.
+
+    ``tools`` is None when they stay as they are.
+    """
+
+    messages: list[Message]
+    tools: list[ToolDefinition] | None = None
+
+
+@runtime_checkable
+class UserEnvironment(Protocol):
+    """An environment with a user who goes on asking; optional."""
+
+    def next_user_turn(self) -> UserTurn | None:
+        """What follows an answer without tool calls; None ends the trajectory."""
 
 
 class EnvironmentFactory(Protocol):

@@ -10,6 +10,7 @@ from sglang_agent.environments.base import Environment, EnvironmentFactory
 
 # Modules load on first use, so that an optional extra costs nothing until then.
 _MODULES = {
+    "bfcl": "sglang_agent.environments.bfcl",
     "functions": "sglang_agent.environments.functions",
     "mcp": "sglang_agent.environments.mcp",
     "recorded": "sglang_agent.environments.recorded",

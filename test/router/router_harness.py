@@ -387,3 +387,4 @@ async def bench(
     finally:
         for stub in stubs:
             await stub.stop()
+        await asyncio.sleep(0.001)  # transports close in the loop's next turn

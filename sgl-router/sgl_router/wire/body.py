@@ -17,7 +17,7 @@ MAX_LINE = 1024
 MAX_TRAILERS = 8192
 """Most bytes of trailer lines."""
 
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xff]*\r\n")
 _FORBIDDEN_TRAILERS = frozenset(
     {b"content-length", b"transfer-encoding", b"host", b"connection", b"authorization"}

@@ -8,11 +8,12 @@ task appends messages, a replay appends recorded token ids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import orjson
 
+from sglang_agent.environments.base import UserTurn
 from sglang_agent.inference import TurnAnswer, TurnRequest
 from sglang_agent.records import Message, Operation, OperationResult, ToolDefinition
 
@@ -38,6 +39,14 @@ class Conversation(Protocol):
 
     def transcript(self) -> Sequence[Message]:
         """Return the messages so far, for scoring."""
+
+
+@runtime_checkable
+class UserConversation(Protocol):
+    """A conversation that can take a further request of the user; optional."""
+
+    def say(self, turn: UserTurn) -> list[Message]:
+        """Append the request; return the messages for the trace."""
 
 
 class ConversationLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +122,12 @@ class ChatConversation:
         ]
         self._messages.extend(added)
         return added
+
+    def say(self, turn: UserTurn) -> list[Message]:
+        self._messages.extend(turn.messages)
+        if turn.tools is not None:
+            self._tools = list(turn.tools)
+        return turn.messages
 
     def transcript(self) -> Sequence[Message]:
         return self._messages

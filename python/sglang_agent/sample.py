@@ -10,11 +10,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sglang_agent.conversation import BudgetExhausted, Conversation
+from sglang_agent.conversation import (
+    BudgetExhausted,
+    Conversation,
+    UserConversation,
+)
 from sglang_agent.environments.base import (
     Environment,
     EnvironmentFailure,
     GradingEnvironment,
+    UserEnvironment,
 )
 from sglang_agent.errors import JobAbandoned, QueueTimeout
 from sglang_agent.inference import InferenceClient, InferenceFailure
@@ -161,6 +166,8 @@ class SampleRunner:
         while True:
             operations = await self._turn(conversation, trajectory)
             if not operations:
+                if self._user_goes_on(trajectory, conversation, environment):
+                    continue
                 return
             if environment is None:
                 raise EnvironmentFailure("the model called a tool, but there is none")
@@ -243,6 +250,37 @@ class SampleRunner:
                 response=conversation.respond(done.results),
             )
         )
+
+    def _user_goes_on(
+        self,
+        trajectory: Trajectory,
+        conversation: Conversation,
+        environment: Environment | None,
+    ) -> bool:
+        """Append what the user says next, if the environment has a user who does.
+
+        It needs no slot and takes no time; the trace keeps it as a stage without
+        operations, so that a replay has the same context.
+        """
+        if not isinstance(environment, UserEnvironment):
+            return False
+        if not isinstance(conversation, UserConversation):
+            return False
+        said = environment.next_user_turn()
+        if said is None:
+            return False
+        now_s = self._since(self._clock.now())
+        self._stages.append(
+            EnvironmentStage(
+                turn=trajectory.turns,
+                operations=[],
+                queued_s=now_s,
+                started_s=now_s,
+                ended_s=now_s,
+                response=conversation.say(said),
+            )
+        )
+        return True
 
     async def _grade(
         self, conversation: Conversation, environment: Environment | None

@@ -191,7 +191,7 @@ def _environment(
         stage
         for record in records
         for stage in record.stages
-        if isinstance(stage, EnvironmentStage)
+        if isinstance(stage, EnvironmentStage) and _is_job(stage)
     ]
     by_server: dict[str, list[EnvironmentStage]] = defaultdict(list)
     for job in jobs:
@@ -205,6 +205,11 @@ def _environment(
         "service_s": spread(job.ended_s - job.started_s for job in jobs),
         "by_server": [_server(name, by_server[name]) for name in sorted(by_server)],
     }
+
+
+def _is_job(stage: EnvironmentStage) -> bool:
+    """Whether it went through the job queue: what a user says next does not."""
+    return bool(stage.operations) or stage.ended_s > stage.queued_s
 
 
 def _server(name: str, jobs: Sequence[EnvironmentStage]) -> ServerTimes:

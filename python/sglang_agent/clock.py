@@ -133,10 +133,11 @@ class VirtualClock:
 
         Raises :class:`VirtualDeadlock` when time can no longer move.
         """
-        with asyncio.Runner(loop_factory=self._make_loop) as runner:
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
             return runner.run(main)
 
-    def _make_loop(self) -> asyncio.AbstractEventLoop:
+    def new_loop(self) -> VirtualLoop:
+        """Return a fresh loop on this clock, for callers that drive it themselves."""
         self._loop = VirtualLoop(self)
         return self._loop
 

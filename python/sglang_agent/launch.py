@@ -277,7 +277,9 @@ class Run:
     async def _report(self, records: list[TrajectoryRecord]) -> None:
         report = build_report(records, await self._run_info())
         paths = write_report(report, records, self.folder.path)
-        self.console.print(render_text(report), markup=False, highlight=False)
+        self.console.print(
+            render_text(report, self.console.width), markup=False, highlight=False
+        )
         self.console.print(
             f"run folder: {self.folder.path} ({len(paths)} report files)",
             markup=False,

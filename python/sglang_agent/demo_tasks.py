@@ -187,6 +187,8 @@ def _task(
         "id": id,
         "messages": messages,
         "environment": environment,
+        # A model with random weights would otherwise go on adding calls.
+        "sampling": {"parallel_tool_calls": False},
         "limits": limits,
     }
 

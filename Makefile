@@ -8,7 +8,7 @@ SCALE ?= 1/8
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches clean
+.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ patches-check: setup ## check the patch series, without and with upstream
 
 pr-patches: setup ## render one git format-patch file per feature into build/pr-patches
 	$(RUN) -m patches.tools render --output build/pr-patches
+
+upstream: setup ## report what VERSION=0.5.24 of SGLang would do to the series
+	$(RUN) -m patches.tools upstream --version "$(VERSION)"
 
 clean: ## remove .venv and build output of this clone (the package cache stays)
 	@$(PYTHON) scripts/setup_env.py --clean

@@ -16,6 +16,7 @@ from patches.tools.pin import read_pin
 from patches.tools.render_pr import render_features
 from patches.tools.series import load_series
 from patches.tools.tree import apply_to, make_tree
+from patches.tools.upstream import lines, report_upstream
 from patches.tools.wheel import build_wheel, fetch
 
 Command = Callable[[argparse.Namespace], None]
@@ -72,6 +73,13 @@ def _drop(args: argparse.Namespace) -> None:
 def _render(args: argparse.Namespace) -> None:
     for path in render_features(args.output, tag=args.python_tag):
         print(path)
+
+
+def _upstream(args: argparse.Namespace) -> None:
+    report = report_upstream(args.version, tag=args.python_tag)
+    print(*lines(report), sep="\n")
+    if not report.clean:
+        raise SeriesError(f"the series needs work for {args.version}")
 
 
 def _stats(args: argparse.Namespace) -> None:
@@ -150,6 +158,11 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("render", _render, "render one git-am patch per feature")
     folder(sub, "--output", "build/pr-patches")
+    python_tag(sub)
+
+    text = "report what another upstream version would do to the series"
+    sub = command("upstream", _upstream, text)
+    sub.add_argument("--version", required=True, help="the version, such as 0.5.24")
     python_tag(sub)
 
     command("stats", _stats, "count patches and inserted lines")

@@ -168,13 +168,17 @@ def test_the_tail_names_who_and_why() -> None:
         "waiting", [inference(1, 0.0, 1.0), job(1, 1.0, 7.0, 8.0)], 8.0
     )
     late = trajectory("late", [inference(1, 6.0, 7.0)], 7.0, admitted_s=6.0)
+    slow = trajectory("slow", [inference(1, 5.0, 6.9)], 6.9)
     dead = trajectory("dead", [], 6.5, outcome=Outcome.ENVIRONMENT, error="gone")
-    report = build_report([*short, long, waiting, late, dead], {})
-    assert [s.sample_id for s in report.tail] == ["long", "waiting", "late"]
+    report = build_report([*short * 2, long, waiting, late, slow, dead], {})
+    ids = [sample.sample_id for sample in report.tail]
+    assert ids == ["long", "waiting", "late", "slow"]
     why = {sample.sample_id: sample.why for sample in report.tail}
     assert why["long"] == "long: 9 turns, median 1; inference: 100% of its time"
     assert why["waiting"] == "waiting for an environment slot: 75% of its time"
     assert why["late"].startswith("waiting for admission: 86%")
+    assert why["slow"] == "opening its environment: 72% of its time"
+    assert report.opening_s.max == 6.5  # the dead one never got past it
     assert report.tail[1].last_stage == "environment job of turn 1 (sqlite)"
 
 
@@ -225,6 +229,36 @@ def test_labels_that_the_scheduler_saw() -> None:
     text = render_text(report)
     assert "worker w0: scheduler saw 40 labelled, 0 unlabelled requests" in text
     assert "warning: the scheduler saw 2 requests without a label" in text
+
+
+def test_a_list_of_workers_in_other_words_says_nothing_of_idle_ones() -> None:
+    stages = [inference(1, 0.0, 1.0, worker="id-0")]
+    report = build_report([trajectory("a", stages, 1.0)], {"workers": ["w0", "w1"]})
+    assert [w.worker for w in report.workers] == ["id-0"]
+    assert report.gamma is None
+
+
+def test_limits_changes_and_abandoned_jobs_are_shown() -> None:
+    info = {
+        "settings": {
+            "sample_concurrency": 16,
+            "env_concurrency": 2,
+            "job_order": "caas",
+        },
+        "changes": [{"env_concurrency": 6}],
+        "abandoned_jobs": [{}],
+    }
+    jobs = [trajectory(f"s{i}", [job(1, 0.0, 0.0, 1.0)], 2.0) for i in range(2)]
+    text = render_text(build_report(jobs, info), width=120)
+    assert "CS 16 (peak 2), CE 2 (peak 2), job order caas; changed 1 times" in text
+    assert "1 environment jobs ignored their end" in text
+
+
+def test_what_a_user_says_is_no_job() -> None:
+    said = job(1, 1.0, 1.0, 1.0, operations=[], server=None)
+    report = build_report([trajectory("a", [inference(1, 0, 1), said], 1.0)], {})
+    assert report.by_server == []
+    assert report.queue_s.count == 0
 
 
 def test_an_empty_batch_and_json() -> None:

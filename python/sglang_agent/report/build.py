@@ -24,7 +24,7 @@ from sglang_agent.report.model import (
     WorkerShare,
 )
 from sglang_agent.report.spans import Span, concurrency, spread, time_to
-from sglang_agent.report.tail import tail_samples, turns_of
+from sglang_agent.report.tail import opening_s, tail_samples, turns_of
 
 
 def build_report(
@@ -35,11 +35,12 @@ def build_report(
     """Compute the report of a batch; ``warnings`` are shown with those found here.
 
     ``run_info`` is kept as ``run`` and may hold, among what the caller likes to
-    keep with the figures: ``attempts``, a list of ``{"started_at", "ended_at"}`` in
+    keep with the figures: ``settings``, the run's resolved settings; ``attempts``, a list of ``{"started_at", "ended_at"}`` in
     seconds of one wall clock, one per start of the run; ``workers``, the names of
     all workers, so that idle ones count as well; ``routing_prefix``, per worker
     ``{"labelled", "unlabelled"}``, how many requests the scheduler saw with and
-    without a label; ``warnings``, lines that the run itself wants shown.
+    without a label; ``changes``, limits that were changed while it ran;
+    ``abandoned_jobs``; ``warnings``, lines that the run itself wants shown.
     """
     origin = min((record.admitted_s for record in records), default=0.0)
     ends = sorted(record.ended_s - origin for record in records)
@@ -56,6 +57,7 @@ def build_report(
         **_environment(records, makespan),
         turns_per_trajectory=spread(turns_of(record) for record in records),
         admission_wait_s=spread(r.admitted_s - r.submitted_s for r in records),
+        opening_s=spread(map(opening_s, records)),
         active_samples=concurrency(
             [(r.admitted_s, r.ended_s) for r in records], makespan
         ),
@@ -156,10 +158,15 @@ def _inference(
 
 def _workers(stages: Sequence[InferenceStage], names: Iterable[str]) -> dict[str, Any]:
     """Shares, beta and gamma, from the requests whose worker is known."""
-    by_worker: dict[str, list[InferenceStage]] = {name: [] for name in names}
+    by_worker: dict[str, list[InferenceStage]] = defaultdict(list)
     for stage in stages:
         if stage.worker is not None:
-            by_worker.setdefault(stage.worker, []).append(stage)
+            by_worker[stage.worker].append(stage)
+    listed = set(names)
+    # A gateway may name workers in another way than it lists them; then the list
+    # does not say which of them were idle.
+    if by_worker.keys() <= listed:
+        by_worker.update({name: [] for name in listed - by_worker.keys()})
     known = sum(map(len, by_worker.values()))
     shares = [_share(name, by_worker[name], known) for name in sorted(by_worker)]
     spans = {name: _spans(mine) for name, mine in by_worker.items()}
@@ -228,11 +235,15 @@ def _warnings(
     broken = broken_reuse(records)
     # A batch without any reuse is one fact, not one alarm for every worker.
     found = [broken] if broken else flat_reuse(records)
-    unlabelled = sum(
-        counts["unlabelled"] for counts in run_info.get("routing_prefix", {}).values()
-    )
+    seen = run_info.get("routing_prefix", {}).values()
+    unlabelled = sum(counts.get("unlabelled", 0) for counts in seen)
     if unlabelled:
         found.append(f"the scheduler saw {unlabelled} requests without a label")
+    abandoned = run_info.get("abandoned_jobs", ())
+    if abandoned:
+        found.append(
+            f"{len(abandoned)} environment jobs ignored their end and were left"
+        )
     return [*run_info.get("warnings", ()), *found]
 
 

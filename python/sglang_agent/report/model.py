@@ -75,6 +75,7 @@ class TailSample(msgspec.Struct, frozen=True):
     ended_s: float
     turns: int
     admission_wait_s: float
+    opening_s: float
     inference_s: float
     queue_s: float
     service_s: float
@@ -139,6 +140,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     per_output_token_s: Spread
     retried_turns: int
     admission_wait_s: Spread
+    opening_s: Spread
     queue_s: Spread
     service_s: Spread
     by_server: list[ServerTimes]

@@ -40,15 +40,30 @@ def turns_of(record: TrajectoryRecord) -> int:
     return sum(isinstance(stage, InferenceStage) for stage in record.stages)
 
 
+def opening_s(record: TrajectoryRecord) -> float:
+    """From admission to the first stage: the environment is being opened.
+
+    A sample that ended before its first stage spent all its time there.
+    """
+    if not record.stages:
+        return record.ended_s - record.admitted_s
+    first = record.stages[0]
+    began = first.start_s if isinstance(first, InferenceStage) else first.queued_s
+    return max(began - record.admitted_s, 0.0)
+
+
 def _describe(record: TrajectoryRecord, origin_s: float, median: float) -> TailSample:
     inference, queue, service = _times(record)
+    opening = opening_s(record)
     held = record.ended_s - record.admitted_s
+    other = max(held - opening - inference - queue - service, 0.0)
     parts = {
         "waiting for admission": record.admitted_s - origin_s,
+        "opening its environment": opening,
         "inference": inference,
         "waiting for an environment slot": queue,
         "environment jobs": service,
-        "time between stages": max(held - inference - queue - service, 0.0),
+        "time between stages": other,
     }
     return TailSample(
         sample_id=record.sample_id,
@@ -57,10 +72,11 @@ def _describe(record: TrajectoryRecord, origin_s: float, median: float) -> TailS
         ended_s=record.ended_s - origin_s,
         turns=turns_of(record),
         admission_wait_s=record.admitted_s - record.submitted_s,
+        opening_s=opening,
         inference_s=inference,
         queue_s=queue,
         service_s=service,
-        other_s=parts["time between stages"],
+        other_s=other,
         last_stage=_last_stage(record),
         why=_why(record, parts, median),
         error=record.error,

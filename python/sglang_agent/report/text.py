@@ -39,8 +39,8 @@ def _parts(report: Report) -> Iterable[RenderableType]:
 def scheduler_lines(report: Report) -> list[str]:
     """What the workers' schedulers saw of the trajectory labels."""
     return [
-        f"worker {worker}: scheduler saw {counts['labelled']} labelled, "
-        f"{counts['unlabelled']} unlabelled requests"
+        f"worker {worker}: scheduler saw {counts.get('labelled', 0)} labelled, "
+        f"{counts.get('unlabelled', 0)} unlabelled requests"
         for worker, counts in report.run.get("routing_prefix", {}).items()
     ]
 
@@ -61,11 +61,13 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         ("t90 / t95 / t100", _seconds(report.t90_s, report.t95_s, report.t100_s)),
         ("L5 / L10", _seconds(report.l5_s, report.l10_s)),
         ("samples", _samples(report)),
+        ("limits", _limits(report)),
         ("turns", _turns(report)),
         ("tokens in / out", f"{report.input_tokens:,} / {report.output_tokens:,}"),
         ("reuse", _reuse(report)),
         ("mean in flight", _in_flight(report)),
         ("inference", _spread(report.inference_s)),
+        ("opening", _spread(report.opening_s)),
         ("job queue", _spread(report.queue_s)),
         ("job service", _spread(report.service_s)),
         ("imbalance", _imbalance(report)),
@@ -97,6 +99,20 @@ def _samples(report: Report) -> str:
         classes = ", ".join(f"{name} {n}" for name, n in report.failed.items())
         text += f" ({classes})"
     return text
+
+
+def _limits(report: Report) -> str:
+    """Both limits as set, with what was reached, and how often they were changed."""
+    settings = report.run.get("settings", {})
+    if "sample_concurrency" not in settings:
+        return ""
+    text = (
+        f"CS {settings['sample_concurrency']} (peak {report.active_samples.peak}), "
+        f"CE {settings['env_concurrency']} (peak {report.running_jobs.peak}), "
+        f"job order {settings['job_order']}"
+    )
+    changes = len(report.run.get("changes", ()))
+    return f"{text}; changed {changes} times while running" if changes else text
 
 
 def _turns(report: Report) -> str:

@@ -366,6 +366,7 @@ def _raw_costs(args: argparse.Namespace, server: ServerState | None) -> UnitCost
         state_slots_per_request=values["state_slots_per_request"],
         draft_tokens=args.speculative_num_draft_tokens or 0,
         scratch_bytes_per_draft_token=values["state_bytes_per_slot"],
+        draft_request_cap=args.max_running_requests,
         page_size=args.page_size,
         tokens_per_row=args.dcp_size,
     )
@@ -379,6 +380,7 @@ def _server_costs(server: ServerState, url: str) -> UnitCosts:
         state_slots_per_request=server.state_slots_per_request or 0,
         draft_tokens=1 if server.draft_state_bytes_per_request else 0,
         scratch_bytes_per_draft_token=server.draft_state_bytes_per_request,
+        draft_request_cap=server.max_running_requests,
     )
 
 

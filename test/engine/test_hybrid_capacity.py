@@ -29,6 +29,9 @@ def costs(**changes: object) -> UnitCosts:
 
 any_costs = st.builds(
     UnitCosts,
+    draft_tokens=st.sampled_from([0, 0, 4, 16]),
+    scratch_bytes_per_draft_token=st.integers(1 << 12, 1 << 28),
+    draft_request_cap=st.none() | st.integers(1, 500),
     kv_bytes_per_row=st.integers(64, 1 << 18),
     state_bytes_per_slot=st.integers(1 << 12, 1 << 28),
     state_slots_per_request=st.integers(1, 5),
@@ -131,6 +134,26 @@ def test_draft_tokens_cost_bytes_and_no_slots():
     )
 
 
+def test_draft_states_are_paid_for_by_running_requests_only():
+    """48 requests of 10 draft tokens; far more trajectories fit than that."""
+    unit = costs(
+        kv_bytes_per_row=KIB,
+        state_bytes_per_slot=MIB,
+        draft_tokens=10,
+        scratch_bytes_per_draft_token=MIB,
+        draft_request_cap=48,
+    )
+    budget, context = 4 * GIB, 12 * KIB  # 12 MiB of KV, 5 of slots, 10 of drafts
+    expected = (4096 - 48 * 10) / 17
+    ratio = capacity.deployed_ratio(budget, unit, context)
+    at_ratio = capacity.capacity_at(budget, ratio, unit, context)
+    pools = capacity.size_pools(budget, ratio, unit).capacity(unit, context)
+
+    assert capacity.balanced_capacity(budget, unit, context) == pytest.approx(expected)
+    assert at_ratio.kv == pytest.approx(at_ratio.state, rel=1e-4)
+    assert pools.kv == pytest.approx(pools.state, rel=0.02)
+
+
 # --- the paper -------------------------------------------------------------
 
 
@@ -176,14 +199,19 @@ def test_at_the_balance_both_pools_hold_the_same(
     budget: int, unit: UnitCosts, context: float
 ):
     """Equations 5 to 7."""
-    ratio = capacity.balancing_ratio(unit, context)
+    balanced = capacity.balanced_capacity(budget, unit, context)
+    state_bytes = balanced * unit.state_bytes_per_request
+    assume(state_bytes < 0.98 * budget)
+    ratio = state_bytes / (budget - state_bytes)
     at_balance = capacity.capacity_at(budget, ratio, unit, context)
 
     assert at_balance.kv == pytest.approx(at_balance.state)
-    assert at_balance.binding_pool == "both"
-    assert at_balance.joint == pytest.approx(
-        capacity.balanced_capacity(budget, unit, context)
+    assert at_balance.joint == pytest.approx(balanced)
+    assert capacity.deployed_ratio(budget, unit, context) == pytest.approx(
+        ratio, rel=1e-5
     )
+    if unit.draft_request_cap is None:
+        assert ratio == pytest.approx(capacity.balancing_ratio(unit, context))
 
 
 @given(any_budget, any_costs, any_context, any_ratio)
@@ -206,7 +234,12 @@ def test_the_allocator_never_promises_more_than_the_bytes(
         pools = capacity.size_pools(budget, ratio, unit)
     except CapacityError:
         assume(False)
-    state_bytes = (pools.state_slots + 1) * unit.state_bytes_per_slot
+    drafts = unit.scratch_bytes_per_request and (
+        1 + min(unit.draft_request_cap or math.inf, pools.request_limit(unit))
+    )
+    state_bytes = (
+        pools.state_slots + 1
+    ) * unit.state_bytes_per_slot + drafts * unit.scratch_bytes_per_request
     kv_bytes = pools.kv_tokens * unit.kv_bytes_per_token
     best = capacity.balanced_capacity(budget, unit, context)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import threading
@@ -165,6 +166,18 @@ def test_draft_tokens_add_a_cost_of_their_own(planned: Planned):
     assert answer["state_bytes_per_trajectory"] == 680 << 20
 
 
+def test_short_contexts_under_speculation_want_slots_not_a_ratio(planned: Planned):
+    """The engine's ratio counts draft states for requests that never run."""
+    answer = planned(
+        *("--mean-final-context", "1000", "--cache-memory-gb", "40"),
+        *("--speculative-num-draft-tokens", "12", "--max-running-requests", "8"),
+    )
+
+    # (40 GiB - 8 x 480 MiB) / (200 MiB + 1000 x 70 KiB)
+    assert "use --max-mamba-cache-size 690 instead" in answer["warnings"][-1]
+    assert answer["ratio"] == pytest.approx(99)
+
+
 def test_dp_ranks_and_workers_multiply(planned: Planned):
     """Sizes are those of one rank; concurrency is the worker's."""
     answer = planned(*LONG, "--attn-dp-size", "2", "--workers", "3")
@@ -316,15 +329,25 @@ def test_a_profile_that_is_not_there_is_refused(refused: Callable[..., str]):
     assert "/nowhere.json: file is 'No such file or directory'" in line
 
 
-def test_the_server_flag_checks_its_file_while_parsing(profile: Profile):
-    """As argparse type: the path, or argparse's own one-line error."""
-    check = workload_profile.workload_profile_path
-    good = profile()
+def test_a_server_s_command_line_ends_at_a_bad_profile(
+    profile: Profile, capsys: pytest.CaptureFixture[str]
+):
+    """One line and status 2, before anything is loaded; without the flag, nothing."""
+    parser = argparse.ArgumentParser(prog="sglang serve")
 
-    assert check(good) == good
-    with pytest.raises(Exception, match="version is 2") as caught:
+    def check(path: str | None) -> None:
+        args = argparse.Namespace(hybrid_workload_profile=path)
+        workload_profile.exit_on_bad_profile(parser, args)
+
+    check(None)
+    check(profile())
+    with pytest.raises(SystemExit) as stop:
         check(profile(version=2))
-    assert type(caught.value).__name__ == "ArgumentTypeError"
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sglang serve: error: --hybrid-workload-profile: ")
+    assert error.endswith("version is 2; it must be 1\n")
+    assert error.count("\n") == 1
 
 
 # --- bad command lines -----------------------------------------------------

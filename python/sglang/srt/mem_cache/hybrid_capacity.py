@@ -17,6 +17,13 @@ from dataclasses import dataclass
 DEFAULT_RATIO = 0.9
 """What ``--mamba-full-memory-ratio`` falls back to when nobody sets it."""
 
+MOST_STATE = 0.99
+"""The largest share of the budget that :func:`deployed_ratio` gives to states.
+
+The engine counts draft states of all requests that the slots could serve, so with
+many draft tokens even the whole budget may not buy the slots of the balance.
+"""
+
 _GIB = 1 << 30
 
 
@@ -50,6 +57,8 @@ class UnitCosts:
         keeps under speculative decoding (0 without it). They are no slots: they
         add to a request's footprint and never to S_state.
     scratch_bytes_per_draft_token: bytes of one such intermediate state.
+    draft_request_cap: ``--max-running-requests`` per attention-DP rank: no more
+        requests than that keep intermediate states. None: as many as fit.
     fixed_state_bytes: bytes taken from the state budget once, whatever its size.
     page_size: tokens a KV page holds.
     tokens_per_row: logical tokens that one row of the KV pool stands for (the
@@ -61,6 +70,7 @@ class UnitCosts:
     state_slots_per_request: int
     draft_tokens: int = 0
     scratch_bytes_per_draft_token: int = 0
+    draft_request_cap: int | None = None
     fixed_state_bytes: int = 0
     page_size: int = 1
     tokens_per_row: int = 1
@@ -86,10 +96,14 @@ class UnitCosts:
         return self.draft_tokens * self.scratch_bytes_per_draft_token
 
     @property
+    def slot_bytes_per_request(self) -> int:
+        """F_state (equation 2) without speculation."""
+        return self.state_slots_per_request * self.state_bytes_per_slot
+
+    @property
     def state_bytes_per_request(self) -> int:
         """F_state (equation 2), plus the request's speculative intermediates."""
-        slots = self.state_slots_per_request * self.state_bytes_per_slot
-        return slots + self.scratch_bytes_per_request
+        return self.slot_bytes_per_request + self.scratch_bytes_per_request
 
     def kv_bytes_per_trajectory(self, context_tokens: float) -> float:
         """F_kv (equation 2) of trajectories that end at ``context_tokens``."""
@@ -136,12 +150,17 @@ class Capacity:
 def capacity_at(
     budget: float, ratio: float, costs: UnitCosts, context_tokens: float
 ) -> Capacity:
-    """Continuous capacity of both pools at ``ratio`` (equations 1 to 3)."""
+    """Continuous capacity of both pools at ``ratio`` (equations 1 to 3).
+
+    The state budget counts draft states of every request its slots could serve;
+    what a cap of running requests leaves of that goes to the KV cache.
+    """
     kv_bytes, state_bytes = split_budget(budget, ratio)
-    return Capacity(
-        kv=kv_bytes / costs.kv_bytes_per_trajectory(context_tokens),
-        state=state_bytes / costs.state_bytes_per_request,
-    )
+    state = state_bytes / costs.state_bytes_per_request
+    if costs.draft_request_cap is not None and state > costs.draft_request_cap:
+        undrafted = state - costs.draft_request_cap
+        kv_bytes += undrafted * costs.scratch_bytes_per_request
+    return Capacity(kv_bytes / costs.kv_bytes_per_trajectory(context_tokens), state)
 
 
 def balancing_ratio(costs: UnitCosts, context_tokens: float) -> float:
@@ -149,18 +168,31 @@ def balancing_ratio(costs: UnitCosts, context_tokens: float) -> float:
     return costs.state_bytes_per_request / costs.kv_bytes_per_trajectory(context_tokens)
 
 
-def deployed_ratio(costs: UnitCosts, context_tokens: float) -> float:
-    """The balancing ratio to six digits, as planner and engine both deploy it.
-
-    A pasted flag and a profile given to the server then make the same pools.
-    """
-    return float(f"{balancing_ratio(costs, context_tokens):.6g}")
-
-
 def balanced_capacity(budget: float, costs: UnitCosts, context_tokens: float) -> float:
-    """Joint capacity at the balancing ratio (equation 7)."""
+    """Joint capacity when both pools hold equally many (equation 7).
+
+    Where fewer requests run than fit, only those pay for draft states.
+    """
     footprint = costs.kv_bytes_per_trajectory(context_tokens)
-    return budget / (footprint + costs.state_bytes_per_request)
+    everyone = budget / (footprint + costs.state_bytes_per_request)
+    cap = costs.draft_request_cap
+    if cap is None or everyone <= cap:
+        return everyone
+    drafts = cap * costs.scratch_bytes_per_request
+    return (budget - drafts) / (footprint + costs.slot_bytes_per_request)
+
+
+def deployed_ratio(budget: float, costs: UnitCosts, context_tokens: float) -> float:
+    """The ratio that planner and engine deploy: the balancing one, to six digits.
+
+    A pasted flag and a profile given to the server then make the same pools. With
+    draft states for fewer requests than fit, the balance depends on ``budget``.
+    """
+    state_bytes = balanced_capacity(budget, costs, context_tokens) * (
+        costs.state_bytes_per_request
+    )
+    state_bytes = min(state_bytes, MOST_STATE * budget)
+    return float(f"{state_bytes / (budget - state_bytes):.6g}")
 
 
 def ratio_for_concurrency(budget: float, costs: UnitCosts, concurrency: int) -> float:
@@ -234,14 +266,11 @@ def state_slots_in(state_budget: float, costs: UnitCosts) -> int:
     return int((state_budget - costs.fixed_state_bytes - padding) // per_slot)
 
 
-def size_pools(
-    budget: int, ratio: float, costs: UnitCosts, request_cap: int | None = None
-) -> PoolSizes:
+def size_pools(budget: int, ratio: float, costs: UnitCosts) -> PoolSizes:
     """Pools the engine makes of ``budget`` bytes at ``ratio``.
 
     The steps and their order, floats in GiB included, are those of the engine's
-    allocator, so that the result equals it to the unit. ``request_cap`` is
-    ``--max-running-requests`` per attention-DP rank; only speculation needs it.
+    allocator, so that the result equals it to the unit.
 
     Raises:
         CapacityError: when either pool would be empty.
@@ -253,7 +282,8 @@ def size_pools(
         raise CapacityError("ratio", ratio, "larger: not one state slot fits")
     if scratch := costs.scratch_bytes_per_request:
         requests = slots // costs.state_slots_per_request
-        requests = requests if request_cap is None else min(request_cap, requests)
+        if costs.draft_request_cap is not None:
+            requests = min(costs.draft_request_cap, requests)
         budget_gib -= scratch * (requests + 1) / _GIB
     state_bytes = (slots + 1) * costs.state_bytes_per_slot + costs.fixed_state_bytes
     kv_bytes = int((budget_gib - state_bytes / _GIB) * _GIB)

@@ -12,11 +12,13 @@ from typing import Any
 
 from sglang.srt.mem_cache.hybrid_capacity import (
     DEFAULT_RATIO,
+    MOST_STATE,
     Capacity,
     CapacityError,
     PoolSizes,
     UnitCosts,
     aggregate_concurrency,
+    balanced_capacity,
     capacity_at,
     deployed_ratio,
     ratio_for_concurrency,
@@ -104,8 +106,8 @@ class Plan:
     def kv_tokens_per_trajectory(self) -> float:
         """KV tokens left for each trajectory at the wanted concurrency."""
         wanted = self.question.target_concurrency or self._continuous_per_rank
-        kv_bytes = self.question.budget / (1 + self.recommended.ratio)
-        return kv_bytes / wanted / self.question.costs.kv_bytes_per_token
+        context = self.question.workload.mean_final_context
+        return self.recommended.continuous.kv * context / wanted
 
     @property
     def flags(self) -> list[str]:
@@ -139,6 +141,7 @@ def make_plan(question: Question) -> Plan:
         *_capacity_warnings(plan),
         *_target_warnings(plan),
         *_workload_warnings(question),
+        *_speculation_warnings(plan),
         *_mode_warnings(question),
     ]
     return plan
@@ -148,7 +151,7 @@ def _recommended_ratio(question: Question) -> float:
     target = question.target_concurrency
     context = question.workload.mean_final_context
     if target is None:
-        return deployed_ratio(question.costs, context)
+        return deployed_ratio(question.budget, question.costs, context)
     ratio = ratio_for_concurrency(question.budget, question.costs, target)
     return float(f"{ratio:.6g}")
 
@@ -157,7 +160,7 @@ def _split(question: Question, ratio: float) -> Split:
     costs, context = question.costs, question.workload.mean_final_context
     continuous = capacity_at(question.budget, ratio, costs, context)
     try:
-        pools = size_pools(question.budget, ratio, costs, question.request_cap_per_rank)
+        pools = size_pools(question.budget, ratio, costs)
     except CapacityError:
         pools = _EMPTY
     safe = pools.safe_concurrency(costs, context)
@@ -169,8 +172,7 @@ def _split(question: Question, ratio: float) -> Split:
 def _shared(question: Question, pools: PoolSizes) -> tuple[Capacity, int]:
     """One buffer for both: equation 7, but the slots still limit requests."""
     costs, context = question.costs, question.workload.mean_final_context
-    footprint = costs.kv_bytes_per_trajectory(context) + costs.state_bytes_per_request
-    shared = question.budget / footprint
+    shared = balanced_capacity(question.budget, costs, context)
     safe = min(math.floor(shared), pools.request_limit(costs))
     return Capacity(kv=shared, state=shared), safe
 
@@ -274,6 +276,22 @@ def _workload_warnings(question: Question) -> list[str]:
             "context may not be that of the next batch"
         )
     return warnings
+
+
+def _speculation_warnings(plan: Plan) -> list[str]:
+    """The engine's ratio counts draft states for requests that never run at once."""
+    question, costs = plan.question, plan.question.costs
+    balanced = balanced_capacity(
+        question.budget, costs, question.workload.mean_final_context
+    )
+    wanted = balanced * costs.state_bytes_per_request
+    if question.target_concurrency or wanted <= MOST_STATE * question.budget:
+        return []
+    slots = math.floor(balanced) * costs.state_slots_per_request * question.dp_ranks
+    return [
+        f"no ratio buys the slots of the balance, as it counts {costs.draft_tokens} draft "
+        f"states for every request that fits: use --max-mamba-cache-size {slots} instead"
+    ]
 
 
 def _mode_warnings(question: Question) -> list[str]:

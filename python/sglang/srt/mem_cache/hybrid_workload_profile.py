@@ -72,13 +72,17 @@ def load_workload_profile(path: str) -> WorkloadProfile:
     )
 
 
-def workload_profile_path(value: str) -> str:
-    """Type of the command-line flag: the path, if a usable profile is there."""
+def exit_on_bad_profile(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> None:
+    """End a server's command line with one line and status 2 at a bad profile."""
+    if args.hybrid_workload_profile is None:
+        return
     try:
-        load_workload_profile(value)
+        load_workload_profile(args.hybrid_workload_profile)
     except ProfileError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return value
+        message = f"--hybrid-workload-profile: {error}"
+        parser.exit(2, f"{parser.prog}: error: {message}\n")
 
 
 def _read_object(path: str) -> dict[str, Any]:

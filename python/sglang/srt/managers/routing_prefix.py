@@ -10,14 +10,15 @@ when its label is in A.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang.srt.managers.routing_prefix_args import POLICY_NAME, resolve_settings
+from sglang.srt.managers.routing_prefix_bound import OvertakeBound
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -56,7 +57,7 @@ class QueueEntry:
 
     ``hit_tokens`` is None until the prefix cache was asked (the flag of Algorithm 2).
     ``sequence`` counts queue entries: it orders as the entry time does, but cannot tie
-    and is the same on all ranks.
+    and is the same on all ranks. ``key`` is the priority key.
     """
 
     __slots__ = ("hit_tokens", "key", "label", "sequence")
@@ -85,69 +86,34 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def __iter__(self) -> Iterable[str]:
+    def __iter__(self) -> Iterator[str]:
         """Yield the labels, least recent first."""
         return iter(self._labels)
 
-    def touch(self, label: str) -> None:
-        """Make ``label`` the most recent one (LRUUpdate)."""
-        self._labels.pop(label, None)
+    def touch(self, label: str) -> list[str]:
+        """Make ``label`` the most recent one (LRUUpdate).
+
+        Returns the labels that came in or went out.
+        """
+        if label in self._labels:
+            del self._labels[label]
+            self._labels[label] = None
+            return []
         self._labels[label] = None
-        if len(self._labels) > self.capacity:
-            del self._labels[next(iter(self._labels))]
-
-
-class OvertakeBound:
-    """Keeps any waiting request from being overtaken by more than ``limit`` later ones.
-
-    Of two waiting requests the earlier one has been overtaken at least as often, so in
-    any order only the earliest one left can be at its limit.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        # Sorted, and only what is later than the earliest request that waits.
-        self._admitted: list[int] = []
-
-    def admit(self, sequence: int) -> None:
-        """Note that the request that entered as ``sequence`` left the queue."""
-        insort(self._admitted, sequence)
-
-    def reorder(self, waiting_queue: list[Req]) -> None:
-        """Move a request forward to where its limit would otherwise be exceeded."""
-        if not waiting_queue:
-            self._admitted.clear()
-            return
-        earliest_first = sorted(waiting_queue, key=_sequence)
-        self._forget_before(_sequence(earliest_first[0]))
-        waiting_queue[:] = self._bounded(waiting_queue, earliest_first)
-
-    def _forget_before(self, sequence: int) -> None:
-        del self._admitted[: bisect_right(self._admitted, sequence)]
-
-    def _bounded(self, preferred: list[Req], earliest_first: list[Req]) -> list[Req]:
-        ahead = list(self._admitted)
-        placed: list[Req] = []
-        done = set()
-        wanted = iter(preferred)
-        for earliest in earliest_first:
-            while earliest not in done:
-                overtaken = len(ahead) - bisect_right(ahead, _sequence(earliest))
-                req = earliest
-                if overtaken < self.limit:
-                    req = next(r for r in wanted if r not in done)
-                placed.append(req)
-                done.add(req)
-                insort(ahead, _sequence(req))
-        return placed
-
-
-def _sequence(req: Req) -> int:
-    return req.routing_prefix_entry.sequence
+        if len(self._labels) <= self.capacity:
+            return [label]
+        oldest = next(iter(self._labels))
+        del self._labels[oldest]
+        return [label, oldest]
 
 
 class RoutingPrefix:
-    """The policy of one scheduler: its label set, its order, its counters."""
+    """The policy of one scheduler: its label set, its order, its counters.
+
+    The waiting queue stays sorted between passes: others only append to it or remove
+    from it. So a pass looks at the requests that are new and at those whose label came
+    into the set or went out of it, and leaves the rest alone.
+    """
 
     def __init__(
         self,
@@ -158,43 +124,79 @@ class RoutingPrefix:
         self.labels = LabelSet(capacity)
         self.bound = None if overtake_limit is None else OvertakeBound(overtake_limit)
         self.capacity_origin = capacity_origin
-        self._entries = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self._entries = 0
+        self._by_label: dict[str, list[QueueEntry]] = {}
+        # Labels whose membership changed since the last pass, as an ordered set.
+        self._changed: dict[str, None] = {}
 
     def sort(self, waiting_queue: list[Req], prefix_hit: PrefixHit) -> None:
-        """Score every waiting request and sort the queue (lines 1 to 12)."""
-        labels = self.labels
-        queries = 0
-        for req in waiting_queue:
-            entry = req.routing_prefix_entry
-            if entry is None:
-                entry = self._enter(req)
-            if entry.label in labels:
-                if entry.hit_tokens is None:
-                    entry.hit_tokens = prefix_hit(req)
-                    queries += 1
-                entry.key = (0, -entry.hit_tokens, entry.sequence)
-            else:
-                entry.key = (1, 0, entry.sequence)
-        waiting_queue.sort(key=_get_key)
+        """Score the waiting requests and sort the queue (lines 1 to 12)."""
+        new = _take_new(waiting_queue)
+        if self.bound is not None:
+            waiting_queue.sort(key=_get_key)
+        moving = self._take_changed(waiting_queue) + new
+        for req in new:
+            self._enter(req)
+        queries = sum(self._score(req, prefix_hit) for req in moving)
+        for req in moving:
+            insort(waiting_queue, req, key=_get_key)
         if self.bound is not None:
             self.bound.reorder(waiting_queue)
+        self._forget_aborted(waiting_queue)
         self.counters["prefix_queries"] += queries
         self.counters["prefix_queries_saved"] += len(waiting_queue) - queries
 
-    def _enter(self, req: Req) -> QueueEntry:
-        """Give a request its place in the queue; entry order is list order."""
+    def _enter(self, req: Req) -> None:
+        """Give a request its place in the order of entry."""
         label = label_of(req)
         valid = label is not None and is_valid_label(label)
         self._entries += 1
         entry = QueueEntry(self._entries, label if valid else None)
         req.routing_prefix_entry = entry
+        self._index(entry)
         if req.retraction_count == 0 and not req.rid.startswith(
             HEALTH_CHECK_RID_PREFIX
         ):
             self.counters["labelled" if valid else "unlabelled"] += 1
             self.counters["invalid_labels"] += label is not None and not valid
-        return entry
+
+    def _take_changed(self, waiting_queue: list[Req]) -> list[Req]:
+        """Take the requests out of the queue that change tier, in queue order."""
+        entries = [
+            entry
+            for label in self._changed
+            for entry in self._by_label.get(label, ())
+            if (label in self.labels) != entry.first_tier
+        ]
+        self._changed.clear()
+        entries.sort(key=attrgetter("key"))
+        taken = (_take(waiting_queue, entry) for entry in entries)
+        return [req for req in taken if req is not None]
+
+    def _forget_aborted(self, waiting_queue: list[Req]) -> None:
+        """Rebuild the index when most of it belongs to requests that were aborted."""
+        if len(self._by_label) <= 2 * len(waiting_queue) + 64:
+            return
+        self._by_label.clear()
+        for req in waiting_queue:
+            self._index(req.routing_prefix_entry)
+
+    def _index(self, entry: QueueEntry) -> None:
+        if entry.label is not None:
+            self._by_label.setdefault(entry.label, []).append(entry)
+
+    def _score(self, req: Req, prefix_hit: PrefixHit) -> bool:
+        """Set the priority key; return whether the prefix cache was asked."""
+        entry = req.routing_prefix_entry
+        if entry.label not in self.labels:
+            entry.key = (1, 0, entry.sequence)
+            return False
+        asked = entry.hit_tokens is None
+        if asked:
+            entry.hit_tokens = prefix_hit(req)
+        entry.key = (0, -entry.hit_tokens, entry.sequence)
+        return asked
 
     def admit(self, can_run_list: list[Req]) -> None:
         """Update the label set with the admitted requests (lines 14 to 16).
@@ -213,7 +215,14 @@ class RoutingPrefix:
             if self.bound is not None:
                 self.bound.admit(entry.sequence)
             if entry.label is not None:
-                self.labels.touch(entry.label)
+                self._leave(entry)
+                self._changed.update(dict.fromkeys(self.labels.touch(entry.label)))
+
+    def _leave(self, entry: QueueEntry) -> None:
+        waiting = self._by_label[entry.label]
+        waiting.remove(entry)
+        if not waiting:
+            del self._by_label[entry.label]
 
     def _count_admission(self, entry: QueueEntry, matched_tokens: int) -> None:
         if not entry.first_tier:
@@ -234,6 +243,34 @@ class RoutingPrefix:
             "labels_held": len(self.labels),
             **self.counters,
         }
+
+
+def _take_new(waiting_queue: list[Req]) -> list[Req]:
+    """Take the requests out of the queue that have not been in a pass yet.
+
+    They are at its end, in order of entry; a request that yielded an optimistic prefill
+    is at its front.
+    """
+    first, last = 0, len(waiting_queue)
+    while first < last and waiting_queue[first].routing_prefix_entry is None:
+        first += 1
+    while last > first and waiting_queue[last - 1].routing_prefix_entry is None:
+        last -= 1
+    new = waiting_queue[:first] + waiting_queue[last:]
+    del waiting_queue[last:], waiting_queue[:first]
+    return new
+
+
+def _take(waiting_queue: list[Req], entry: QueueEntry) -> Req | None:
+    """Take the request of ``entry`` out of the sorted queue; None if it has left."""
+    at = bisect_left(waiting_queue, entry.key, key=_get_key)
+    if at == len(waiting_queue):
+        return None
+    req = waiting_queue[at]
+    if req.routing_prefix_entry is not entry:
+        return None
+    del waiting_queue[at]
+    return req
 
 
 COUNTERS = {

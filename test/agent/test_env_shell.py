@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from sglang_agent.environments import docker, registry
+from sglang_agent.environments import docker, leases, registry
 from sglang_agent.environments.base import Environment, EnvironmentFailure
 from sglang_agent.environments.process import BoundedOutput
+from sglang_agent.environments.shell import sweep
 from sglang_agent.records import Operation, OperationResult
 
 
@@ -89,7 +90,7 @@ async def test_a_slow_command_is_killed_with_all_it_started(tmp_path: Path) -> N
         assert result.is_error
         assert result.content == "begun\n\n[killed after 0.3 s]"
     assert time.monotonic() - started < 5
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert ends(int((tmp_path / "pid").read_text()))
 
 
 async def test_background_processes_end_with_the_command_or_the_shell(
@@ -98,13 +99,13 @@ async def test_background_processes_end_with_the_command_or_the_shell(
     started = time.monotonic()
     async with shell() as run:
         await run(f"sleep 60 & echo $! > {tmp_path}/plain")
-        assert not alive(int((tmp_path / "plain").read_text()))
+        assert ends(int((tmp_path / "plain").read_text()))
         # One that detaches itself, and keeps the output pipe, lives on until the end.
         await run(f"setsid sh -c 'echo $$ > {tmp_path}/detached; sleep 60' & sleep 0.3")
         detached = int((tmp_path / "detached").read_text())
         assert alive(detached)
     assert time.monotonic() - started < 10
-    assert not alive(detached)
+    assert ends(detached)
 
 
 async def test_cancelling_kills_the_command(tmp_path: Path) -> None:
@@ -116,7 +117,47 @@ async def test_cancelling_kills_the_command(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not alive(int((tmp_path / "pid").read_text()))
+        assert ends(int((tmp_path / "pid").read_text()))
+
+
+KILLED_CLIENT = """
+import asyncio, os, signal, sys
+from sglang_agent.environments import registry
+from sglang_agent.records import Operation
+
+async def main():
+    environment = registry.create("shell", {}, "s1")
+    await environment.open()
+    command = "sleep 60 & echo $! > pid; pwd > " + sys.argv[1] + "; sleep 60"
+    job = [Operation("c", "run_command", {"command": command})]
+    asyncio.create_task(environment.run(job))
+    while not os.path.exists(sys.argv[1]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_client_left_is_found_and_ended(tmp_path: Path) -> None:
+    where = tmp_path / "where"
+    command = [sys.executable, "-c", KILLED_CLIENT, str(where)]
+    assert subprocess.run(command, check=False).returncode == -9
+    folder = Path(where.read_text().strip())
+    left = int((folder / "pid").read_text())
+    assert alive(left)
+    assert folder in sweep()
+    assert ends(left)
+    assert not folder.exists()
+
+
+async def test_a_sweep_leaves_the_living_alone() -> None:
+    async with shell() as run:
+        folder = Path((await run("pwd")).content.strip())
+        assert folder not in sweep()
+        assert names(folder) == []
+        assert not (await run("true")).is_error
 
 
 @pytest.mark.parametrize(
@@ -185,6 +226,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+def ends(pid: int, limit_s: float = 5.0) -> bool:
+    """Whether a process that was killed is gone soon; a kill takes effect a bit later."""
+    deadline = time.monotonic() + limit_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not alive(pid)
+
+
 # A stand-in for the docker program: containers are files in a folder, and exec runs
 # the command on this machine.
 FAKE_DOCKER = """#!{python}
@@ -229,7 +278,7 @@ def containers(state: Path) -> list[str]:
 
 async def test_docker_command_lines_and_orphans(fake_docker: Path) -> None:
     (fake_docker / "orphan").write_text("999999-123")
-    (fake_docker / "mine").write_text(docker._owner())
+    (fake_docker / "mine").write_text(leases.owner())
     async with shell(image="debian:13", timeout_s=5, processes=7) as run:
         assert (await run("echo hello")).content == "hello\n"
         assert (await run("exit 4")).content == "\n[exit status 4]"

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure
 from sglang_agent.environments.process import Finished, run_limited
 
@@ -53,7 +54,7 @@ class Container:
         self._id = f"sglang-agent-{os.getpid()}-{folder.name}"
         await _docker(
             "run", "--detach", "--rm", "--init", f"--name={self._id}",
-            f"--label={OWNER_LABEL}={_owner()}", *self._limits, *variables,
+            f"--label={OWNER_LABEL}={leases.owner()}", *self._limits, *variables,
             f"--volume={folder}:{_WORKDIR}", f"--workdir={_WORKDIR}",
             self._image, "sleep", "infinity",
         )  # fmt: skip
@@ -108,7 +109,7 @@ async def sweep() -> list[str]:
         f'--format={{{{.ID}}}} {{{{.Label "{OWNER_LABEL}"}}}}',
     )  # fmt: skip
     rows = [line.split(maxsplit=1) for line in listing.splitlines() if line.strip()]
-    orphans = [row[0] for row in rows if len(row) == 2 and not _alive(row[1])]
+    orphans = [row[0] for row in rows if len(row) == 2 and not leases.is_alive(row[1])]
     if orphans:
         await _docker("rm", "--force", *orphans)
     return orphans
@@ -123,23 +124,3 @@ async def _docker(*arguments: str) -> str:
     if done.status != 0:
         raise EnvironmentFailure(f"docker {arguments[0]}: {done.text().strip()}")
     return done.output.decode(errors="replace")
-
-
-def _owner() -> str:
-    """This process, told apart from a later one with the same number."""
-    return f"{os.getpid()}-{_started(os.getpid())}"
-
-
-def _alive(owner: str) -> bool:
-    number, _, started = owner.partition("-")
-    return number.isdigit() and _started(int(number)) == started
-
-
-def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; empty when it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    # The name, in brackets, may hold spaces; the 22nd field is the 20th after it.
-    return stat.rpartition(")")[2].split()[19]

@@ -21,7 +21,9 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure, RetryLater
+from sglang_agent.environments.blocking import run_blocking
 from sglang_agent.environments.stderr_tail import StderrTail
 
 _BUSY = (429, 503)
@@ -168,6 +170,7 @@ class McpClient:
     async def _connect(self) -> AsyncIterator[Client]:
         async with contextlib.AsyncExitStack() as stack:
             if self.server.url is None:
+                await run_blocking(leases.end_orphans_once)
                 errlog = stack.enter_context(self._stderr.writer())
                 transport = stdio_client(self._parameters(), errlog=errlog)
             else:
@@ -177,8 +180,14 @@ class McpClient:
 
     def _parameters(self) -> StdioServerParameters:
         program, *args = self.server.argv()
+        # A server that hangs does not see its input close when this process is killed;
+        # the mark lets the next one find it.
+        mark = {leases.OWNER_VARIABLE: leases.owner()}
         return StdioServerParameters(
-            command=program, args=args, env=self.server.env, cwd=self.server.cwd
+            command=program,
+            args=args,
+            env={**self.server.env, **mark},
+            cwd=self.server.cwd,
         )
 
     def _http_client(self) -> httpx2.AsyncClient:

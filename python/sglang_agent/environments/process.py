@@ -125,15 +125,6 @@ async def _reap(
     await asyncio.gather(reading, process.wait(), return_exceptions=True)
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Kill every process of ours whose environment has ``name=value`` (Linux)."""
-    wanted = f"{name}={value}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-
-
 async def _read(process: asyncio.subprocess.Process, output: BoundedOutput) -> None:
     assert process.stdout is not None
     while data := await process.stdout.read(_CHUNK_BYTES):

@@ -8,6 +8,7 @@ from taking the machine down, but they are no wall against hostile code. With
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import tempfile
@@ -17,18 +18,20 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure
 from sglang_agent.environments.blocking import run_blocking
 from sglang_agent.environments.config import parse
 from sglang_agent.environments.docker import Container
 from sglang_agent.environments.operations import refusal
-from sglang_agent.environments.process import Finished, kill_marked, run_limited
+from sglang_agent.environments.process import Finished, run_limited
 from sglang_agent.records import Operation, OperationResult, ToolDefinition
 
 TOOL = "run_command"
 _KIB = 1024
 # In the environment of every command, so that what it leaves behind can be found.
 _MARK = "SGLANG_AGENT_SANDBOX"
+_PREFIX = "sglang-agent-"
 
 
 class ShellConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +96,7 @@ class ShellEnvironment:
     async def open(self) -> Sequence[ToolDefinition]:
         """Lay the folder and start the container, if there is one."""
         try:
+            await run_blocking(_sweep_once)
             self._folder = await run_blocking(_lay, self._config)
             await self._sandbox.start(self._folder)
         except OSError as error:
@@ -157,6 +161,7 @@ class LocalSandbox:
             "LANG": "C.UTF-8",
             **config.env,
             _MARK: str(folder),
+            leases.OWNER_VARIABLE: leases.owner(),
         }
         self._folder = folder
         return await run_limited(
@@ -170,7 +175,8 @@ class LocalSandbox:
     async def stop(self) -> None:
         """End what detached itself from its command; the rest is gone already."""
         if self._folder is not None:
-            await run_blocking(kill_marked, _MARK, str(self._folder))
+            mine = str(self._folder)
+            await run_blocking(leases.kill_processes, _MARK, mine.__eq__)
 
 
 def _make_sandbox(config: ShellConfig) -> Sandbox:
@@ -216,8 +222,23 @@ _DEFINITION: ToolDefinition = {
 }
 
 
+def sweep() -> list[Path]:
+    """End and delete the sandboxes whose owner is gone; returns their folders."""
+    leases.end_orphans()
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*_*"):
+        owner, _, _ = folder.name.removeprefix(_PREFIX).partition("_")
+        if not leases.is_alive(owner):
+            _delete(folder)
+            found.append(folder)
+    return found
+
+
+_sweep_once = functools.cache(sweep)
+
+
 def _lay(config: ShellConfig) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="sglang-agent-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{leases.owner()}_"))
     if config.template is not None:
         shutil.copytree(config.template, folder, dirs_exist_ok=True, symlinks=True)
     for name, content in config.files.items():

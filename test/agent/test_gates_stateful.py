@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -12,6 +13,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from sglang_agent import (
@@ -213,8 +215,8 @@ class GateMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for task in self.tasks.values():
             task.cancel()
-        everything = asyncio.gather(*self.tasks.values(), return_exceptions=True)
         if self.tasks:
+            everything = asyncio.gather(*self.tasks.values(), return_exceptions=True)
             results = self.loop.run_until_complete(everything)
             failed = [r for r in results if isinstance(r, AssertionError)]
             assert not failed
@@ -258,9 +260,9 @@ class FirstComeMachine(ActionMachine):
     policy_name = "fcfs"
 
 
-TestAdmissionGate = GateMachine.TestCase
-TestChainAdvancing = ActionMachine.TestCase
-TestFirstCome = FirstComeMachine.TestCase
-for _case in (TestAdmissionGate, TestChainAdvancing, TestFirstCome):
-    _case.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-del _case
+@pytest.mark.parametrize("machine", [GateMachine, ActionMachine, FirstComeMachine])
+def test_gate_against_model(machine: type[GateMachine]) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=25, stateful_step_count=30, deadline=None),
+    )

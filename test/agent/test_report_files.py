@@ -76,7 +76,7 @@ def test_all_files_of_a_run(tmp_path: Path, records: list[TrajectoryRecord]) -> 
     written = write_report(build_report(records, {}), records, tmp_path / "run")
     assert written[-1].name == "report.json"
     names = {p.relative_to(tmp_path / "run").as_posix() for p in written}
-    assert {"report.txt", "timeline.html", "perfetto.json"} <= names
+    assert {"report.txt", "timeline.html", "perfetto.json.gz"} <= names
     assert "plots/completion.png" in names
     assert json.loads(written[-1].read_text())["makespan_s"] == 5.0
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="where to write report.json, report.txt, timeline.html, perfetto.json and "
+        help="where to write report.json, report.txt, timeline.html, perfetto.json.gz and "
         "plots/ (default: the run folder; nothing is written for a lone trace file)",
     )
 

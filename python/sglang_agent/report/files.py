@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from sglang_agent.report.timeline import render_html
 REPORT_NAME = "report.json"
 TEXT_NAME = "report.txt"
 TIMELINE_NAME = "timeline.html"
-PERFETTO_NAME = "perfetto.json"
+PERFETTO_NAME = "perfetto.json.gz"
 PLOTS_NAME = "plots"
 
 
@@ -37,7 +38,7 @@ def write_report(
     contents = {
         TEXT_NAME: render_text(report).encode(),
         TIMELINE_NAME: render_html(report, records).encode(),
-        PERFETTO_NAME: msgspec.json.encode(chrome_trace(records)),
+        PERFETTO_NAME: _packed(msgspec.json.encode(chrome_trace(records))),
     }
     paths = [_write(folder / name, content) for name, content in contents.items()]
     with contextlib.suppress(UsageError):  # matplotlib is an extra
@@ -56,6 +57,11 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     except msgspec.DecodeError as error:
         raise UsageError(f"{path}: not a report: {error}") from error
     return report
+
+
+def _packed(content: bytes) -> bytes:
+    # Without a time in it, the same run gives the same file.
+    return gzip.compress(content, compresslevel=1, mtime=0)
 
 
 def _write(path: Path, content: bytes) -> Path:

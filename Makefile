@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 MODEL ?=
+WORKER_FLAGS ?=
 SCALE ?= 1/8
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
 
@@ -16,8 +17,8 @@ help: ## list the commands
 setup: ## make (or reuse) the environment: pinned packages in the cache, our packages in .venv
 	@$(PYTHON) scripts/setup_env.py
 
-demo: setup ## run 32 agent tasks through two workers, gateway and agent client (MODEL=folder or hub id or smollm2)
-	@$(RUN) scripts/demo.py $(if $(MODEL),--model "$(MODEL)")
+demo: setup ## run 32 agent tasks through two workers, gateway and agent client (MODEL=folder, hub id or smollm2; WORKER_FLAGS=...)
+	@$(RUN) scripts/demo.py $(if $(MODEL),--model "$(MODEL)") $(if $(WORKER_FLAGS),--worker-flags "$(WORKER_FLAGS)")
 
 test: setup ## all tests (boots real engines on the CPU)
 	$(RUN) -m pytest test

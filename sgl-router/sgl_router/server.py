@@ -219,6 +219,9 @@ async def _stop_control(server: _QuietServer, serving: asyncio.Task[None]) -> No
         await serving
     for listener in getattr(server, "servers", []):
         listener.close()
+    for connection in tuple(server.server_state.connections):
+        if connection.transport is not None:
+            connection.transport.abort()
 
 
 async def _finish(gateway: Gateway, server: asyncio.Server) -> None:

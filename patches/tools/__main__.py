@@ -71,7 +71,7 @@ def _drop(args: argparse.Namespace) -> None:
 
 
 def _render(args: argparse.Namespace) -> None:
-    for path in render_features(args.output, tag=args.python_tag):
+    for path in render_features(args.output, tag=args.python_tag, alone=args.alone):
         print(path)
 
 
@@ -158,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("render", _render, "render one git-am patch per feature")
     folder(sub, "--output", "build/pr-patches")
+    text = "make each patch apply without the others, not on top of them"
+    sub.add_argument("--alone", action="store_true", help=text)
     python_tag(sub)
 
     text = "report what another upstream version would do to the series"

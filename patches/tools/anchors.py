@@ -27,9 +27,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The line an insertion follows; ``ends_run`` if no inserted line came after it."""
+    """The line an insertion follows, and the last upstream line up to there.
+
+    ``ends_run`` says that no inserted line came after it.
+    """
 
     line: Line
+    upstream: int
     ends_run: bool
 
 
@@ -75,8 +79,13 @@ class Tracker:
     def anchor(self, path: str, after: int) -> Anchor:
         """Tie position ``after`` of the file to the line that stands there."""
         lines = self.lines(path)
+        before = [line.origin for line in lines[:after] if isinstance(line.origin, int)]
         following = lines[after].origin if after < len(lines) else 0
-        return Anchor(lines[after - 1] if after else _START, isinstance(following, int))
+        return Anchor(
+            line=lines[after - 1] if after else _START,
+            upstream=before[-1] if before else 0,
+            ends_run=isinstance(following, int),
+        )
 
     def find(self, path: str, anchor: Anchor) -> int:
         """Return the position of an anchor, or raise SeriesError if it is gone."""
@@ -85,13 +94,14 @@ class Tracker:
             return 0
         if anchor.line in lines and lines.count(anchor.line) == 1:
             return lines.index(anchor.line) + 1
-        mine = [i for i, line in enumerate(lines) if line.origin == anchor.line.origin]
-        if not mine or not anchor.ends_run:
+        if not anchor.ends_run:
             raise SeriesError(
                 f"{path}: it follows the line {anchor.line.text.strip()!r} of "
                 f"{anchor.line.origin}, which is gone"
             )
-        end = mine[-1] + 1
+        end = next(
+            (i for i, line in enumerate(lines, 1) if line.origin == anchor.upstream), 0
+        )
         while end < len(lines) and isinstance(lines[end].origin, str):
             end += 1
         return end

@@ -114,9 +114,12 @@ def insert(data: bytes, insertions: tuple[Insertion, ...]) -> bytes:
     return "".join(new + old[done:]).encode("utf-8")
 
 
-def parse(name: str, text: str) -> Patch:
-    """Parse one patch file; raise SeriesError naming the first line that is wrong."""
-    return _Parser(name, text).parse()
+def parse(name: str, text: str, prefix: str = PREFIX) -> Patch:
+    """Parse one patch file; raise SeriesError naming the first line that is wrong.
+
+    Every path must be below ``prefix``.
+    """
+    return _Parser(name, text, prefix).parse()
 
 
 def render(patch: Patch) -> str:
@@ -159,8 +162,9 @@ def _file_lines(file: FileDiff) -> list[str]:
 class _Parser:
     """Reads a patch line by line and refuses everything the format does not have."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, prefix: str) -> None:
         self._name = name
+        self._prefix = prefix
         self._complete = text.endswith("\n")
         self._lines = text.split("\n")[: -1 if self._complete else None]
         self._at = 0
@@ -220,8 +224,8 @@ class _Parser:
                 "a hunk or file (only insertions, without context, are allowed)"
             )
         path = git["path"]
-        if not path.startswith(PREFIX) or ".." in path.split("/"):
-            raise self._error(f"{path!r} is not below {PREFIX}")
+        if not path.startswith(self._prefix) or ".." in path.split("/"):
+            raise self._error(f"{path!r} is not below {self._prefix}")
         self._at += 1
         index = _INDEX_LINE.fullmatch(self._peek())
         if index is None:

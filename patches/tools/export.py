@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from patches.tools.diff import FileDiff, Patch, blob_id, parse
+from patches.tools.diff import PREFIX, FileDiff, Patch, blob_id, parse
 from patches.tools.errors import SeriesError
 from patches.tools.series import Applied, wheel_path
 
@@ -25,14 +25,16 @@ def git_environment() -> dict[str, str]:
     }
 
 
-def export_file(path: str, before: bytes, after: bytes) -> FileDiff:
+def export_file(
+    path: str, before: bytes, after: bytes, prefix: str = PREFIX
+) -> FileDiff:
     """Return the diff of one file, or raise SeriesError if it does not only insert."""
     body = [f"diff --git a/{path} b/{path}"]
     body += [f"index {blob_id(before)}..{blob_id(after)} 100644"]
     body += [f"--- a/{path}", f"+++ b/{path}", *_hunks(before, after)]
     header = "Subject: x\nReason: x\nForwarded: no\nRemove-When: x\n\n"
     try:
-        return parse(path, header + "\n".join(body) + "\n").files[0]
+        return parse(path, header + "\n".join(body) + "\n", prefix).files[0]
     except SeriesError as error:
         raise SeriesError(
             f"{path}: the edit must only insert whole lines ({error})"

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from patches.tools.anchors import place, tie
+from patches.tools.diff import Patch
 from patches.tools.errors import SeriesError
 from patches.tools.export import git_environment
 from patches.tools.features import Feature, read_features
@@ -17,13 +19,14 @@ from patches.tools.wheel import EPOCH_1980, UpstreamWheel, fetch
 
 
 def render_features(
-    output: Path, root: Path = ROOT, tag: str | None = None
+    output: Path, root: Path = ROOT, tag: str | None = None, *, alone: bool = False
 ) -> list[Path]:
     """Write the patches into the folder ``output`` and return their paths.
 
-    They hold normal context, our new files, tests and pages, and ``git am`` takes them
-    in order on a repository that has the pinned tree under ``python/``. Only files the
-    features touch are needed, so the repository they are made in holds nothing else.
+    They hold normal context, our new files, tests and pages. ``git am`` takes them in
+    order on a repository that has the pinned tree under ``python/``, or, when rendered
+    ``alone``, each of them by itself. Only files the features touch are needed, so the
+    repository they are made in holds nothing else.
     """
     pin = read_pin(root)
     upstream = UpstreamWheel(fetch(pin, tag))
@@ -33,21 +36,39 @@ def render_features(
         touched = {file.path for patch in patches for file in patch.files}
         base = {path: upstream.read(wheel_path(path)) for path in sorted(touched)}
         repository.commit(base, f"{pin.name} {pin.upstream_version}")
-        applied = Applied(upstream.read)
-        for feature in read_features(root):
-            if not feature.upstream:
-                continue
-            files = _feature_files(feature, root)
-            for patch in (p for p in patches if p.feature == feature.name):
-                applied.push(patch)
-                paths = [file.path for file in patch.files]
-                files |= {path: applied.content(wheel_path(path)) for path in paths}
-            if files:
-                repository.commit(files, _message(feature, pin))
         output.mkdir(parents=True, exist_ok=True)
         for old in output.glob("[0-9]*.patch"):
             old.unlink()
-        return repository.format_patches(output)
+        rendered = []
+        applied = Applied(upstream.read)
+        for feature in read_features(root):
+            mine = [patch for patch in patches if patch.feature == feature.name]
+            if alone:
+                applied = Applied(upstream.read)
+                mine = _by_itself(patches, feature, upstream)
+                repository.restart()
+            files = _feature_files(feature, root) | _push(applied, mine)
+            if feature.upstream and files:
+                repository.commit(files, _message(feature, pin))
+                rendered.append(repository.format_last(output, len(rendered) + 1))
+        return rendered
+
+
+def _by_itself(
+    patches: Sequence[Patch], feature: Feature, upstream: UpstreamWheel
+) -> list[Patch]:
+    """Return the patches of one feature as if they were the whole series."""
+    tied = tie(patches, upstream.read)
+    mine = [item for item in tied if item.patch.feature == feature.name]
+    return place(mine, upstream.read)
+
+
+def _push(applied: Applied, patches: Sequence[Patch]) -> dict[str, bytes]:
+    """Apply the patches; return the files they touch by their path in a checkout."""
+    for patch in patches:
+        applied.push(patch)
+    paths = {file.path for patch in patches for file in patch.files}
+    return {path: applied.content(wheel_path(path)) for path in paths}
 
 
 def _feature_files(feature: Feature, root: Path) -> dict[str, bytes]:
@@ -85,16 +106,22 @@ class _Repository:
         self._git("commit", "--quiet", "--allow-empty", "--signoff", "-m", message)
         self._base = self._base or self._git("rev-parse", "HEAD").strip()
 
-    def format_patches(self, output: Path) -> list[Path]:
+    def restart(self) -> None:
+        """Go back to the base, so that the next commit stands alone."""
+        self._git("checkout", "--quiet", "--detach", self._base)
+
+    def format_last(self, output: Path, number: int) -> Path:
+        """Write the last commit as a patch with this number."""
         out = self._git(
             "format-patch",
             "--no-signature",
             "--full-index",
             "--no-renames",
+            f"--start-number={number}",
             f"--output-directory={output.resolve()}",
-            self._base,
+            "-1",
         )
-        return [Path(line) for line in out.splitlines()]
+        return Path(out.strip())
 
     def _git(self, *arguments: str) -> str:
         done = subprocess.run(

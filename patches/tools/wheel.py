@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import configparser
+import csv
 import hashlib
 import io
 import os
@@ -183,8 +184,11 @@ def _entry_points(data: bytes, ours: Mapping[str, Mapping[str, str]]) -> bytes:
 def record(pin: Pin, entries: list[Entry]) -> Entry:
     """Return the RECORD of a wheel made of ``entries``."""
     path = f"{pin.dist_info}/RECORD"
-    lines = [f"{e.path},sha256={_digest(e.data)},{len(e.data)}\n" for e in entries]
-    return Entry(path, "".join([*lines, f"{path},,\n"]).encode("utf-8"), 0o100644)
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")  # some upstream paths hold commas
+    rows.writerows([e.path, f"sha256={_digest(e.data)}", len(e.data)] for e in entries)
+    rows.writerow([path, "", ""])
+    return Entry(path, out.getvalue().encode("utf-8"), 0o100644)
 
 
 def _digest(data: bytes) -> str:

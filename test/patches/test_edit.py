@@ -6,8 +6,9 @@ import pytest
 from patches.tools.check import check_exact, check_form
 from patches.tools.edit import drop_patch, edit_patch, refresh_all
 from patches.tools.errors import SeriesError
+from patches.tools.pin import read_pin
 from patches.tools.series import apply_series, load_series
-from patches.tools.wheel import UpstreamWheel, fetch, read_pin
+from patches.tools.wheel import UpstreamWheel, fetch
 
 from .conftest import Project, insert_after
 
@@ -112,25 +113,36 @@ def test_a_line_may_go_between_an_anchor_and_another_patch(patched: Project) -> 
     assert check_form(patched.root) == check_exact(patched.root) == []
 
 
-@pytest.mark.parametrize(
-    ("after", "message"),
-    [
-        ("    x = 1", "lines at one place into one patch"),
-        ("    y = 1", "which is gone"),
-    ],
-)
-def test_an_edit_that_the_order_would_change_is_refused(
-    patched: Project, after: str, message: str
-) -> None:
+def test_a_patch_may_follow_a_line_that_a_later_one_inserts(patched: Project) -> None:
+    tree = patched.tree("alpha/low.patch")
+    patched.add("alpha/inner.patch", B, "    x = 1", "    y = 1", tree)
+    insert_after(tree / A, "a1 = 1", "both = 1")
+
+    patched.add("alpha/both.patch", B, "    y = 1", "    z = 1", tree)
+
+    assert patched.series().index("alpha/both.patch") == 0
+    assert "    x = 1\n    y = 1\n    z = 1\n" in (patched.tree() / B).read_text()
+    assert check_form(patched.root) == check_exact(patched.root) == []
+
+
+def test_an_edit_that_the_order_would_change_is_refused(patched: Project) -> None:
     tree = patched.tree("alpha/low.patch")
     patched.add("alpha/inner.patch", B, "    x = 1", "    y = 1", tree)
     insert_after(tree / A, "a1 = 1", "both = 1")
     before = patched.state()
 
-    with pytest.raises(SeriesError, match=message):
-        patched.add("alpha/both.patch", B, after, "    z = 1", tree)
+    with pytest.raises(SeriesError, match="lines at one place into one patch"):
+        patched.add("alpha/both.patch", B, "    x = 1", "    z = 1", tree)
 
     assert patched.state() == before
+
+
+def test_a_patch_stays_where_a_dropped_one_was(patched: Project) -> None:
+    patched.add("beta/tail.patch", A, "low = 1", "tail = 1", patched.tree())
+
+    drop_patch("alpha/low.patch", patched.root)
+
+    assert lines_of(patched)[1] == "a15 = 15 | tail = 1"
 
 
 def test_an_edit_needs_a_tree_of_the_right_patches(patched: Project) -> None:

@@ -75,3 +75,18 @@ def test_the_first_feature_stands_alone(patched: Project, upstream: Path) -> Non
     text = (upstream / "python/sglang/srt/a.py").read_text()
     assert "high = 1" in text
     assert "end = 1" not in text
+
+
+def test_every_feature_can_be_rendered_alone(patched: Project, upstream: Path) -> None:
+    patched.add(
+        "beta/near.patch", "sglang/srt/a.py", "low = 1", "near = 1", patched.tree()
+    )
+    first, second = render_features(patched.root / "out", patched.root, alone=True)
+
+    git(upstream, "am", "--quiet", str(second))
+
+    text = (upstream / "python/sglang/srt/a.py").read_text()
+    assert "a15 = 15\nnear = 1\n" in text
+    assert "a20 = 20\nend = 1\n" in text
+    assert "low = 1" not in text
+    assert "high = 1" in first.read_text()

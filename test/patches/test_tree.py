@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from patches.tools.errors import SeriesError
+from patches.tools.pin import read_pin
 from patches.tools.tree import apply_to, make_tree
-from patches.tools.wheel import build_wheel, fetch, read_pin
+from patches.tools.wheel import build_wheel, fetch
 
 from .conftest import Project, insert_after
 

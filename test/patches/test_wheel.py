@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from patches.tools.errors import SeriesError
-from patches.tools.wheel import build_wheel, fetch, read_pin, version_module
+from patches.tools.pin import read_pin
+from patches.tools.wheel import build_wheel, fetch, version_module
 
 from .conftest import TAG, WHEEL, Project
 

@@ -44,15 +44,15 @@ class OvertakeBound:
     def _bounded(self, preferred: list[Req], earliest_first: list[Req]) -> list[Req]:
         ahead = list(self._admitted)
         placed: list[Req] = []
-        done = set()
+        done: set[int] = set()
         wanted = iter(preferred)
         for earliest in earliest_first:
-            while earliest not in done:
+            while _sequence(earliest) not in done:
                 overtaken = len(ahead) - bisect_right(ahead, _sequence(earliest))
                 req = earliest
                 if overtaken < self.limit:
-                    req = next(r for r in wanted if r not in done)
+                    req = next(r for r in wanted if _sequence(r) not in done)
                 placed.append(req)
-                done.add(req)
+                done.add(_sequence(req))
                 insort(ahead, _sequence(req))
         return placed

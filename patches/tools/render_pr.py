@@ -39,7 +39,7 @@ def render_features(
         output.mkdir(parents=True, exist_ok=True)
         for old in output.glob("[0-9]*.patch"):
             old.unlink()
-        rendered = []
+        rendered: list[Path] = []
         applied = Applied(upstream.read)
         for feature in read_features(root):
             mine = [patch for patch in patches if patch.feature == feature.name]

@@ -81,7 +81,7 @@ def test_probes_ask_torch_as_sglang_does(
 
 def test_memory_default_and_value(cpu_module: Load) -> None:
     memory = cpu_module("memory")
-    assert memory.device_bytes({}) == 2 << 30
+    assert memory.device_bytes({}) == 1 << 30
     assert memory.device_bytes({"SGLANG_CPU_MEMORY_BYTES": "1000"}) == 1000
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 MEMORY_VARIABLE = "SGLANG_CPU_MEMORY_BYTES"
-DEFAULT_MEMORY_BYTES = 2 << 30
+DEFAULT_MEMORY_BYTES = 1 << 30
 
 
 def device_bytes(environ: Mapping[str, str] | None = None) -> int:

@@ -14,6 +14,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from . import launch
 from .detection import PLATFORM_NAME
 from .hooks import install_kernels
 from .memory import device_bytes
@@ -76,6 +77,7 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
         server_args.enable_fp32_lm_head = True
         # Nothing overlaps on one thread, and no_buffer refuses the overlap schedule.
         server_args.disable_overlap_schedule = True
+        launch.install()
 
     def init_backend(self) -> None:
         """Replace the kernels; runs in the processes that hold a model only."""

@@ -1,0 +1,5 @@
+"""Dense Llama models."""
+
+from sglang.srt.models.llama import LlamaForCausalLM
+
+EntryClass = LlamaForCausalLM

@@ -201,7 +201,11 @@ class VirtualEngine:
 
     def _quiet_until_ns(self) -> int | None:
         floor_ns = self._cost.floor_ns
-        moments = [arrival_ns + floor_ns for arrival_ns, _, _ in self._arrivals[:1]]
+        # A pass that is under way ends before the next arrival is looked at.
+        moments = [
+            max(self._now_ns, arrival_ns) + floor_ns
+            for arrival_ns, _, _ in self._arrivals[:1]
+        ]
         passes = self._scheduler.shortest_remaining()
         if passes is not None and not self._nothing_to_run:
             moments.append(self._now_ns + passes * floor_ns)

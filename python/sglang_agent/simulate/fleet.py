@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sglang_agent.clock import VirtualClock
 from sglang_agent.simulate import wire
@@ -18,7 +18,7 @@ NS = 1e9
 class RoutingPolicy(Protocol):
     """What the simulator needs of :class:`sgl_router.policies.Policy`."""
 
-    needs_text: bool
+    needs_text: ClassVar[bool]
 
     def pick(
         self, label: str | None, loads: Mapping[str, int], text: str | None = None

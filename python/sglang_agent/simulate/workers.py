@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,11 +21,17 @@ class WorkerPool:
     """Starts virtual workers; use it as a context manager.
 
     ``python`` is an interpreter that has the patched SGLang installed. The first
-    worker waits for the import, the others only fork.
+    worker waits for the import, the others only fork. ``environment`` is added to the
+    workers' environment variables.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._python = python
+        self._environment = dict(environment or {})
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # Closed in __exit__; it outlives any single block.
@@ -39,7 +45,7 @@ class WorkerPool:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._log.fileno(),
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
             )
         self._control = ours
         return self

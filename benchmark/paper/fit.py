@@ -1,0 +1,176 @@
+"""Fits the cost model ``h20-tp4-ling-3.0-flash`` to published makespans.
+
+The durations of all passes add up to the makespan of an inference-only batch on one
+worker, and each pass is linear in the coefficients. So: simulate, read how often each
+coefficient was charged, solve for non-negative coefficients that bring the relative
+errors down, and repeat, because other durations change the schedule a little. Only
+cells with intact reuse take part; what happens past a cliff is left to the scheduler.
+The published time per output token (table A3) is compared, not fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sgl_router.policies import make_policy
+from sglang_agent.simulate import (
+    Deployment,
+    SimulationSettings,
+    load_deployment,
+    simulate,
+)
+from sglang_agent.simulate.cost_model import PassCosts
+from sglang_agent.simulate.script import script_of
+from sglang_agent.simulate.workers import WorkerPool
+from sglang_agent.simulate.workloads import generate
+
+COEFFICIENTS = (
+    "pass_s",
+    "prefill_token_s",
+    "prefill_context_s",
+    "decode_request_s",
+    "decode_context_s",
+)
+
+
+class Cell(NamedTuple):
+    """One published makespan of figure 3 (FCFS, one worker), in minutes."""
+
+    workload: str
+    ratio: float
+    sample_concurrency: int
+    minutes: float
+
+
+CELLS = (
+    Cell("swe", 0.135, 49, 147.4),
+    Cell("swe", 0.135, 98, 131.7),
+    Cell("swe", 0.135, 147, 122.4),
+    Cell("bfcl", 2.26, 430, 22.12),
+    Cell("bfcl", 2.26, 644, 21.66),
+    Cell("widesearch", 0.15, 49, 97.21),
+    Cell("widesearch", 0.15, 98, 85.95),
+    Cell("widesearch", 0.15, 123, 82.43),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fit and write the cost model with its errors."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--start", default="h20-tp4-ling-3.0-flash")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=1 / 8)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    deployment = load_deployment(options.start)
+    with WorkerPool() as pool:
+        for number in range(1, options.rounds + 1):
+            charges = measure(deployment, options.scale, pool)
+            errors = relative_errors(charges, deployment.passes)
+            print(f"round {number}: errors {format_errors(errors)}", file=sys.stderr)
+            deployment = msgspec.structs.replace(
+                deployment, passes=solve(charges), fit={}
+            )
+        errors = relative_errors(
+            measure(deployment, options.scale, pool), deployment.passes
+        )
+    deployment = msgspec.structs.replace(deployment, fit=account(errors, options.scale))
+    content = msgspec.json.format(msgspec.json.encode(deployment), indent=2)
+    options.output.write_bytes(content + b"\n")
+    print(json.dumps(deployment.fit, indent=1))
+    return 0
+
+
+def measure(deployment: Deployment, scale: float, pool: WorkerPool) -> np.ndarray:
+    """How often each coefficient was charged, a row a cell.
+
+    At a scale, per-token and per-request costs are larger by as much as there are
+    fewer tokens; the charges are given for the unscaled coefficients.
+    """
+    return np.array([charges_of(cell, deployment, scale, pool) for cell in CELLS])
+
+
+def charges_of(
+    cell: Cell, deployment: Deployment, scale: float, pool: WorkerPool
+) -> list[float]:
+    """Simulate one cell and count."""
+    scripts = [script_of(r) for r in generate(cell.workload, scale=scale)]
+    settings = SimulationSettings(
+        deployment=deployment.scaled(scale),
+        sample_concurrency=max(1, round(cell.sample_concurrency * scale)),
+        ratio=cell.ratio,
+        bypass_environment=True,
+    )
+    result = simulate(scripts, settings, lambda names: make_policy("lbch", names), pool)
+    (worker,) = result.workers
+    print(f"{cell}: {result.records[0].ended_s:.0f} s first end", file=sys.stderr)
+    return [
+        worker.prefill_passes + worker.decode_passes,
+        worker.prefill_tokens / scale,
+        worker.prefill_context_products / scale,
+        worker.decode_request_steps / scale,
+        worker.decode_context_steps / scale,
+    ]
+
+
+def relative_errors(charges: np.ndarray, passes: PassCosts) -> np.ndarray:
+    """Simulated over published makespan, minus one."""
+    coefficients = [getattr(passes, name) for name in COEFFICIENTS]
+    seconds = np.array([cell.minutes * 60 for cell in CELLS])
+    return charges @ np.array(coefficients) / seconds - 1
+
+
+def solve(charges: np.ndarray) -> PassCosts:
+    """Least squares of the relative errors over non-negative coefficients.
+
+    With five coefficients the best set of positive ones is found by trying all.
+    """
+    seconds = np.array([cell.minutes * 60 for cell in CELLS])
+    rows = charges / seconds[:, None]
+    best: tuple[float, dict[int, float]] | None = None
+    for count in range(1, len(COEFFICIENTS) + 1):
+        # A pass always takes some time, or the clock could stand still.
+        for others in itertools.combinations(range(1, len(COEFFICIENTS)), count - 1):
+            chosen = (0, *others)
+            found, *_ = np.linalg.lstsq(rows[:, chosen], np.ones(len(rows)), rcond=None)
+            if (found <= 0).any():
+                continue
+            loss = float(((rows[:, chosen] @ found - 1) ** 2).sum())
+            if best is None or loss < best[0]:
+                best = (loss, dict(zip(chosen, map(float, found), strict=True)))
+    if best is None:
+        raise RuntimeError("no non-negative coefficients fit the published makespans")
+    values = [best[1].get(index, 0.0) for index in range(len(COEFFICIENTS))]
+    return PassCosts(**dict(zip(COEFFICIENTS, values, strict=True)))
+
+
+def account(errors: np.ndarray, scale: float) -> dict[str, Any]:
+    """What the fit was made from and how well it does."""
+    return {
+        "source": "arXiv:2611.16661, figure 3: batch makespans, FCFS, one worker",
+        "method": f"benchmark/paper/fit.py at scale {scale:g}",
+        "mean_absolute_error": round(float(np.abs(errors).mean()), 4),
+        "largest_absolute_error": round(float(np.abs(errors).max()), 4),
+        "cells": [
+            {**cell._asdict(), "relative_error": round(float(error), 4)}
+            for cell, error in zip(CELLS, errors, strict=True)
+        ],
+    }
+
+
+def format_errors(errors: Sequence[float]) -> str:
+    """For the log."""
+    return " ".join(f"{error:+.3f}" for error in errors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Traces, workloads, cost models and settings of the simulator."""
+
+import msgspec
+import pytest
+
+from sglang_agent.errors import UsageError
+from sglang_agent.records import InferenceStage
+from sglang_agent.report import build_report
+from sglang_agent.simulate.advice import advice
+from sglang_agent.simulate.capacity import balanced_ratio, capacity
+from sglang_agent.simulate.cost_model import load_deployment, names
+from sglang_agent.simulate.heatmap import render_text, write_png
+from sglang_agent.simulate.script import mean_final_context, script_of, text_of
+from sglang_agent.simulate.settings import SimulationSettings
+from sglang_agent.simulate.sweep import Point, grid, parse_axes
+from sglang_agent.simulate.workloads import WORKLOADS, generate
+
+from .batches import SMALL, make_trace
+
+H20 = "h20-tp4-ling-3.0-flash"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_meet_the_published_marginals(name: str) -> None:
+    workload = WORKLOADS[name]
+    scripts = [script_of(record) for record in generate(name)]
+    turns = [turn for script in scripts for turn in script.turns]
+    assert len(scripts) == workload.trajectories
+    assert len(turns) == workload.requests
+    assert sum(t.output.length + 1 for t in turns) == workload.output_tokens
+    mean = mean_final_context(scripts)
+    assert mean == pytest.approx(workload.final_context_tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "concurrency"),
+    [("swe", 0.09, 98), ("bfcl", 2.26, 859), ("widesearch", 0.10, 98)],
+)
+def test_the_shipped_deployment_gives_the_published_capacity(
+    name: str, ratio: float, concurrency: int
+) -> None:
+    deployment = load_deployment(H20)
+    context = WORKLOADS[name].final_context_tokens
+    balanced = balanced_ratio(deployment, context)
+    assert balanced == pytest.approx(ratio, rel=0.05)
+    found = capacity(deployment, balanced, context)
+    assert found.kv_trajectories == pytest.approx(found.state_trajectories)
+    # One budget cannot meet all three; the published ones disagree by as much.
+    assert found.trajectories == pytest.approx(concurrency, rel=0.06)
+
+
+def test_equal_seeds_give_equal_traces() -> None:
+    assert generate("swe", scale=0.1, seed=3) == generate("swe", scale=0.1, seed=3)
+    assert generate("swe", scale=0.1, seed=3) != generate("swe", scale=0.1, seed=4)
+
+
+def test_a_scaled_workload_is_the_beginning_of_the_whole_one() -> None:
+    whole, part = generate("widesearch"), generate("widesearch", scale=0.25)
+    assert part == whole[:50]
+
+
+@pytest.mark.parametrize(("name", "scale"), [("nope", 1.0), ("swe", 0.0), ("swe", 1.5)])
+def test_bad_workloads_are_named(name: str, scale: float) -> None:
+    with pytest.raises(UsageError, match=r"workload|scale"):
+        generate(name, scale=scale)
+
+
+def test_a_scaled_deployment_keeps_time_and_capacity_in_proportion() -> None:
+    whole = load_deployment(H20)
+    part = whole.scaled(1 / 8)
+    assert part.cache_bytes * 8 == whole.cache_bytes
+    assert part.chunked_prefill_tokens * 8 == whole.chunked_prefill_tokens
+    assert part.passes.pass_s == whole.passes.pass_s
+    # A chunk, and a decode pass of an eighth of the batch, take as long as before.
+    assert part.passes.prefill_token_s == pytest.approx(
+        8 * whole.passes.prefill_token_s
+    )
+    context = 70_000
+    of_part, of_whole = (capacity(d, 0.1, context) for d in (part, whole))
+    assert of_part.trajectories * 8 == pytest.approx(of_whole.trajectories)
+
+
+def test_every_shipped_cost_model_can_be_read() -> None:
+    assert H20 in names()
+    for name in names():
+        deployment = load_deployment(name)
+        assert deployment.name == name
+        assert deployment.fit, "it must say where its figures come from"
+
+
+def test_an_unknown_cost_model_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=H20):
+        load_deployment("nothing")
+
+
+def test_a_broken_cost_model_names_file_and_field(tmp_path) -> None:
+    content = msgspec.to_builtins(SMALL)
+    content["passes"]["pass_s"] = 0
+    file = tmp_path / "model.json"
+    file.write_bytes(msgspec.json.encode(content))
+    with pytest.raises(UsageError, match=r"model\.json.*pass_s must be > 0"):
+        load_deployment(str(file))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sample_concurrency", 0),
+        ("workers", 0),
+        ("ratio", -1.0),
+        ("env_concurrency", 0),
+        ("time_limit_s", 0.0),
+    ],
+)
+def test_bad_settings_are_named(field: str, value: float) -> None:
+    good = {"deployment": SMALL, "sample_concurrency": 1}
+    with pytest.raises(UsageError, match=field):
+        SimulationSettings(**{**good, field: value})
+
+
+def test_a_script_follows_the_recorded_counts() -> None:
+    record = make_trace(1, 3, first=100, grow=10, shared=40, output=lambda i, k: 5)[0]
+    script = script_of(record)
+    assert script.head is not None
+    assert script.head.length == 40
+    assert [turn.added.length for turn in script.turns] == [60, 10, 10]
+    assert [turn.output.length for turn in script.turns] == [4, 4, 4]
+    assert [turn.fresh for turn in script.turns] == [True, False, False]
+    assert script.final_context_tokens == 100 + 2 * 10 + 3 * 5
+
+
+def test_a_context_that_shrinks_starts_anew() -> None:
+    record = make_trace(1, 3, first=100, grow=10, shared=40)[0]
+    stages = [
+        msgspec.structs.replace(s, input_tokens=90)
+        if isinstance(s, InferenceStage) and s.turn == 3
+        else s
+        for s in record.stages
+    ]
+    script = script_of(msgspec.structs.replace(record, stages=stages))
+    assert script.turns[2].fresh
+    assert script.turns[2].added.length == 50
+
+
+def test_messages_tell_what_trajectories_share() -> None:
+    system = {"role": "system", "content": "You repair code. " * 20}
+    record = make_trace(1, 1, first=400)[0]
+    heads = []
+    for task in ("first task", "another task"):
+        own = {"role": "user", "content": task}
+        changed = msgspec.structs.replace(
+            record, shared_tokens=None, initial_messages=[system, own]
+        )
+        heads.append(script_of(changed).head)
+    assert heads[0] is not None
+    assert heads[0].seed == heads[1].seed
+    assert 200 < heads[0].length < 400
+
+
+def test_text_shares_prefixes_as_the_tokens_do() -> None:
+    script = script_of(make_trace(1, 2)[0])
+    first = [script.turns[0].added, script.turns[0].output]
+    longer = [*first, script.turns[1].added]
+    assert text_of(longer).startswith(text_of(first))
+    other = script_of(make_trace(2, 1)[1])
+    assert not text_of([other.turns[0].added]).startswith(text_of(first)[:16])
+
+
+def test_axes_are_read_and_crossed() -> None:
+    axes = parse_axes(["ratio=0.1,0.9", "sample-concurrency=10,16"])
+    assert list(grid(axes)) == [
+        {"ratio": 0.1, "sample_concurrency": 10},
+        {"ratio": 0.1, "sample_concurrency": 16},
+        {"ratio": 0.9, "sample_concurrency": 10},
+        {"ratio": 0.9, "sample_concurrency": 16},
+    ]
+
+
+@pytest.mark.parametrize("word", ["colour=red", "ratio", "ratio=a", "workers=1.5"])
+def test_bad_axes_are_named(word: str) -> None:
+    with pytest.raises(UsageError, match=f"sweep: '{word}'"):
+        parse_axes([word])
+
+
+def make_point(
+    concurrency: int, minutes: float, prefill: int, over: bool = False
+) -> Point:
+    report = msgspec.structs.replace(
+        build_report([], {}), makespan_s=60 * minutes, new_prefill_tokens=prefill
+    )
+    return Point({"ratio": 0.1, "sample_concurrency": concurrency}, over, report, [])
+
+
+def test_advice_names_the_safe_concurrency_and_the_factor() -> None:
+    points = [make_point(10, 30.0, 1000), make_point(16, 28.0, 3400)]
+    settings = SimulationSettings(deployment=SMALL, sample_concurrency=10)
+    lines = "\n".join(advice(points, settings))
+    assert "safe value 10" in lines
+    assert "16: 3,400 (3.40x)" in lines
+    assert "--mamba-full-memory-ratio 0.1" in lines
+    assert "--sample-concurrency 16" in lines  # the shorter batch is still recommended
+
+
+def test_a_cell_that_ran_out_of_time_is_neither_best_nor_safe() -> None:
+    points = [make_point(10, 30.0, 1000), make_point(16, 5.0, 900, over=True)]
+    settings = SimulationSettings(deployment=SMALL, sample_concurrency=10)
+    lines = "\n".join(advice(points, settings))
+    assert "best: ratio=0.1 sample-concurrency=10" in lines
+    assert "safe value 10" in lines
+
+
+def test_the_map_marks_the_model_and_the_best(tmp_path) -> None:
+    points = [make_point(10, 30.0, 1000), make_point(16, 28.0, 1000)]
+    points.append(make_point(20, 0.0, 0, over=True))
+    text = render_text(points, lambda p: p.varied["sample_concurrency"] == 10)
+    assert "30.0*" in text
+    assert "28.0<" in text
+    assert "TO" in text
+    write_png(points, lambda _: False, tmp_path / "map.png", "test")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

@@ -28,6 +28,7 @@ UPSTREAM = {
     "sglang/srt/a.py": "".join(f"a{i} = {i}\n" for i in range(1, 21)),
     "sglang/srt/b.py": "def f():\n    x = 1\n\n    return x\n\n\ndef g():\n    pass\n",
     "sglang/srt/ext.so": "binary",
+    "sglang/srt/tuned,E=8.json": "{}",
     "sglang-0.5.23.dist-info/METADATA": "Name: sglang\nVersion: 0.5.23\nLicense: x\n",
     "sglang-0.5.23.dist-info/WHEEL": f"Wheel-Version: 1.0\nTag: {TAG}-{TAG}-x\n",
     "sglang-0.5.23.dist-info/entry_points.txt": "[console_scripts]\nsglang = s:main\n",

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 from patches.tools.errors import SeriesError
+
 from sgl_router.policies import make_policy
 
 ROOT = Path(__file__).resolve().parents[2]

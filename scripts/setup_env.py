@@ -4,7 +4,8 @@ Two layers, so that editing our sources never reinstalls gigabytes:
 
 - the *base*, outside the clone under the cache folder, holds every third-party
   package; it is keyed by the upstream pin, ``requirements/`` and the Python version;
-- ``.venv`` in the clone sees the base and holds our three packages: the patched
+- ``.venv`` in the clone sees the base and holds our three packages (and what clashes
+  with the base, in folders apart, see ``sglang_agent.side_packages``): the patched
   ``sglang`` wheel (rebuilt when a build input changes) and, in place, the gateway
   and the agent client.
 
@@ -190,6 +191,7 @@ def setup() -> None:
         install_wheel(base, digest(build_inputs()))
         for folder in EDITABLE:
             pip(base, "--editable", ROOT / folder)
+        run(VENV / "bin/python", "-m", "sglang_agent.side_packages")
         STAMP.write_text(wanted_stamp())
     say(f"ready: {VENV / 'bin/python'}")
 

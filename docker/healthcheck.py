@@ -1,4 +1,6 @@
-"""Asks the service in this container whether it is well; exit status 0 means yes.
+"""Asks the service in this container whether it is well: healthcheck.py [PATH [PORT]].
+
+Exit status 0 means yes.
 
 ``/readiness`` is the gateway's, ``/health`` the worker's. Neither generates a token:
 the images set SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false. Neither needs a key.
@@ -11,7 +13,7 @@ import urllib.error
 import urllib.request
 
 
-def answers(path: str, port: int = 30000) -> bool:
+def answers(path: str = "/health", port: str = "30000") -> bool:
     """True when GET ``path`` on this host is answered with 200."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=4) as got:
@@ -21,4 +23,4 @@ def answers(path: str, port: int = 30000) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if answers(sys.argv[1] if len(sys.argv) > 1 else "/health") else 1)
+    sys.exit(0 if answers(*sys.argv[1:]) else 1)

@@ -339,6 +339,7 @@ def _workload(args: argparse.Namespace, server: ServerState | None) -> Workload:
             trajectories=profile.trajectories,
             p90_final_context=profile.p90_final_context,
             forked_share=profile.forked_share,
+            states_per_path=profile.states_per_path,
         )
     if args.mean_final_context is not None:
         return Workload(mean_final_context=args.mean_final_context)

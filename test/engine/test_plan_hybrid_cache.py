@@ -228,6 +228,7 @@ def test_a_profile_gives_the_context(planned: Planned, profile: Profile):
 
     assert answer["mean_final_context_tokens"] == 60_000
     assert answer["reference_concurrency"] == 9
+    assert answer["reference_concurrency_at_p90"] == 571_684 // 90_000
     assert answer["warnings"] == []
 
 
@@ -245,6 +246,16 @@ def test_forks_ask_for_more_states_along_a_path(planned: Planned, profile: Profi
     assert "cap of 1 state per path keeps only tails" in warning
     assert "--mamba-max-states-per-path 4 or -1" in warning
     assert planned(*forked, "--mamba-max-states-per-path", "4")["warnings"] == []
+
+
+def test_the_cap_advised_is_the_profile_s(planned: Planned, profile: Profile):
+    """Where the profile measured how far back forks go."""
+    path = profile(forked_share=0.3, states_per_path=6)
+    warning = planned("--workload-profile", path, "--cache-memory-gb", "40")[
+        "warnings"
+    ][0]
+
+    assert "--mamba-max-states-per-path 6 or -1" in warning
 
 
 def test_few_trajectories_are_called_few(planned: Planned, profile: Profile):

@@ -41,6 +41,7 @@ class Workload:
 
     mean_final_context: L_kv of equation 2, tokens at the last turn.
     forked_share: share of trajectories that branch off from an earlier turn.
+    states_per_path: states a path should keep to serve those, None if not known.
     """
 
     mean_final_context: float
@@ -48,6 +49,7 @@ class Workload:
     trajectories: int | None = None
     p90_final_context: float | None = None
     forked_share: float = 0.0
+    states_per_path: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,15 @@ class Plan:
     def aggregate_reference_concurrency(self) -> int:
         """Equation 8 over the workers."""
         return aggregate_concurrency(self.reference_concurrency, self.question.workers)
+
+    @property
+    def concurrency_at_p90(self) -> int | None:
+        """The same if every trajectory were as long as the 90th percentile."""
+        context = self.question.workload.p90_final_context
+        if context is None:
+            return None
+        safe = self.recommended.pools.safe_concurrency(self.question.costs, context)
+        return safe * self.question.dp_ranks
 
     @property
     def kv_tokens_per_trajectory(self) -> float:
@@ -268,7 +279,8 @@ def _workload_warnings(question: Question) -> list[str]:
         warnings.append(
             f"{workload.forked_share:.0%} of the trajectories fork from an earlier "
             "turn, and a cap of 1 state per path keeps only tails: use "
-            "--mamba-max-states-per-path 4 or -1 to keep states where they branch"
+            f"--mamba-max-states-per-path {max(workload.states_per_path or 4, 2)} or -1 "
+            "to keep states where they branch"
         )
     if workload.trajectories is not None and workload.trajectories < _FEW_TRAJECTORIES:
         warnings.append(
@@ -323,6 +335,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "ratio": split.ratio,
         "reference_concurrency": plan.reference_concurrency,
         "reference_concurrency_continuous": plan.reference_concurrency_continuous,
+        "reference_concurrency_at_p90": plan.concurrency_at_p90,
         "workers": question.workers,
         "aggregate_reference_concurrency": plan.aggregate_reference_concurrency,
         "default_ratio": default.ratio,
@@ -415,10 +428,21 @@ def _conclusion(plan: Plan) -> list[str]:
     return [
         f"reference concurrency: {plan.reference_concurrency_continuous:.2f}, so "
         f"{plan.reference_concurrency} whole trajectories a worker{several}",
+        *_longer(plan),
         f"at the default {DEFAULT_RATIO}: "
         f"{plan.default.safe_concurrency * question.dp_ranks}; {binding} limits it",
         f"requests that can run at once: {plan.recommended.max_running_requests} a rank",
         "flags: " + " ".join(plan.flags),
+    ]
+
+
+def _longer(plan: Plan) -> list[str]:
+    context = plan.question.workload.p90_final_context
+    if context is None:
+        return []
+    return [
+        f"if all were as long as the 90th percentile, {context:,.0f} tokens: "
+        f"{plan.concurrency_at_p90}"
     ]
 
 

@@ -31,6 +31,7 @@ class WorkloadProfile:
     mean_final_context: L_kv(D) of equation 2, mean tokens at the last turn.
     p90_final_context, max_final_context: tokens, None when not recorded.
     forked_share: share of trajectories that branch off from an earlier turn.
+    states_per_path: states a path should keep to serve those, None if not recorded.
     """
 
     path: str
@@ -40,6 +41,7 @@ class WorkloadProfile:
     p90_final_context: float | None
     max_final_context: float | None
     forked_share: float
+    states_per_path: int | None
 
 
 def load_workload_profile(path: str) -> WorkloadProfile:
@@ -69,6 +71,7 @@ def load_workload_profile(path: str) -> WorkloadProfile:
         p90_final_context=context.optional_length("p90"),
         max_final_context=longest,
         forked_share=document.share("forked_share"),
+        states_per_path=document.optional_count("states_per_path"),
     )
 
 
@@ -131,6 +134,9 @@ class _Document:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self._error(field, value, "a whole number above 0")
         return value
+
+    def optional_count(self, field: str) -> int | None:
+        return None if self.fields.get(field) is None else self.count(field)
 
     def share(self, field: str) -> float:
         value = self.fields.get(field)

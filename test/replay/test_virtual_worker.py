@@ -136,11 +136,11 @@ def test_too_few_state_slots_make_requests_wait(pool: WorkerPool) -> None:
 
 
 def test_the_time_limit_ends_a_batch(pool: WorkerPool) -> None:
-    result = run(pool, make_trace(40, 4), time_limit_s=10.0)
+    result = run(pool, make_trace(40, 1), sample_concurrency=4, time_limit_s=5.0)
     assert result.timed_out
     outcomes = {record.outcome for record in result.records}
     assert outcomes == {Outcome.COMPLETED, Outcome.CANCELLED}
-    assert max(record.ended_s for record in result.records) <= 10.0
+    assert max(record.ended_s for record in result.records) <= 5.0
 
 
 def test_an_unusable_setting_is_reported_with_its_cause(pool: WorkerPool) -> None:

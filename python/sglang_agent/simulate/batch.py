@@ -140,6 +140,9 @@ class _Batch:
 
     async def _turn(self, run: _TrajectoryRun, turn: TurnScript) -> None:
         start_s = self._clock.now()
+        overhead_s = self._settings.deployment.request_overhead_s
+        if overhead_s > 0:
+            await self._clock.sleep(overhead_s)
         request = run.next_request(turn)
         worker, finished = await self._fleet.complete(
             request, lambda: text_of(request.prompt)

@@ -42,7 +42,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker: what its passes cost and how much its cache holds.
 
     ``kv_bytes_per_token`` and ``state_bytes_per_slot`` are those of one rank and
-    ``cache_bytes`` is the budget M of equation 1. ``fit`` says where the figures
+    ``cache_bytes`` is the budget M of equation 1. ``request_overhead_s`` is what a turn
+    takes outside the scheduler (network, tokenizer). ``fit`` says where the figures
     come from and how far off they are.
     """
 
@@ -56,6 +57,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_size: int
     chunked_prefill_tokens: int
     context_length_tokens: int
+    request_overhead_s: float = 0.0
     fit: dict[str, Any] = {}
 
     def scaled(self, scale: float) -> Deployment:

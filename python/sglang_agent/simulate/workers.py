@@ -74,6 +74,7 @@ class WorkerPool:
             try:
                 socket.send_fds(self._control, [b"w"], [theirs.fileno()])
             except OSError:
+                ours.close()
                 raise SimulationError(self._last_words()) from None
         return WorkerChannel(ours, config, self)
 
@@ -93,7 +94,13 @@ class WorkerChannel:
         self._pool = pool
         self._stream = stream
         self._lines = stream.makefile("rb")
-        ready = self._ask(wire.command("start", version=wire.VERSION, config=config))
+        try:
+            ready = self._ask(
+                wire.command("start", version=wire.VERSION, config=config)
+            )
+        except SimulationError:
+            self.close()
+            raise
         assert isinstance(ready, wire.Ready)
         self.ready = ready
 

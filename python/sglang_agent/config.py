@@ -53,6 +53,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     env_timeout_s: float | None = 300.0
     grace_s: float = 10.0
     stall_warning_s: float = 120.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
     seed: int = 0
 
 
@@ -96,6 +98,9 @@ def check(settings: RunSettings) -> RunSettings:
         ("--stall-warning-s", settings.stall_warning_s),
     ):
         above_zero(flag, value)
+    port = settings.metrics_port
+    if port is not None and not 0 <= port <= 65535:
+        raise UsageError(f"--metrics-port: {port}; must be from 0 to 65535")
     for flag, count in (
         ("--max-retries", settings.max_retries),
         ("--sample-retries", settings.sample_retries),

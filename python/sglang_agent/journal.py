@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -82,7 +82,6 @@ class Attempt(msgspec.Struct):
     number: int
     started_unix_s: float
     active_s: float = 0.0
-    last_unix_s: float = 0.0
     ended: str | None = None
 
 
@@ -125,15 +124,12 @@ def read(path: Path) -> History:
 
 def _take(history: History, line: Line) -> None:
     if isinstance(line, AttemptLine):
-        history.attempts.append(
-            Attempt(line.number, line.unix_s, last_unix_s=line.unix_s)
-        )
+        history.attempts.append(Attempt(line.number, line.unix_s))
     elif isinstance(line, ChangeLine):
         history.changes.append(line)
     else:
         attempt = history.attempts[-1]
         attempt.active_s = max(attempt.active_s, line.active_s)
-        attempt.last_unix_s = max(attempt.last_unix_s, line.unix_s)
         if isinstance(line, SampleLine):
             history.samples[line.key] = line.record
         elif isinstance(line, EndLine):
@@ -232,14 +228,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def summary(history: History) -> dict[str, Any]:
-    """Describe the attempts for a report: active, wall and gap time in seconds."""
-    attempts = history.attempts
-    wall_s = attempts[-1].last_unix_s - attempts[0].started_unix_s if attempts else 0.0
-    return {
-        "attempts": [msgspec.to_builtins(attempt) for attempt in attempts],
-        "resumed": len(attempts) > 1,
-        "active_s": history.active_s,
-        "wall_s": wall_s,
-        "gap_s": max(0.0, wall_s - history.active_s),
-    }
+def attempt_times(history: History) -> list[dict[str, float]]:
+    """Say when each attempt ran, in Unix seconds, for a report's totals.
+
+    An attempt that was killed ends with the last line it wrote.
+    """
+    return [
+        {
+            "started_at": attempt.started_unix_s,
+            "ended_at": attempt.started_unix_s + attempt.active_s,
+        }
+        for attempt in history.attempts
+    ]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from sglang_agent.backoff import Backoff
 from sglang_agent.batch import run_batch
 from sglang_agent.clock import RealClock
 from sglang_agent.config import RunSettings
+from sglang_agent.control import Control, serving, serving_metrics
 from sglang_agent.conversation import ChatConversation, ConversationLimits
 from sglang_agent.environments import registry
 from sglang_agent.environments.base import Environment
@@ -32,9 +34,10 @@ from sglang_agent.inference.chat import ChatClient
 from sglang_agent.inference.http import HttpSettings, HttpTransport
 from sglang_agent.inference.workers import Worker
 from sglang_agent.jobs import JobLimits, JobRunner
-from sglang_agent.journal import History, Journal
+from sglang_agent.journal import ChangeLine, History, Journal, attempt_times
 from sglang_agent.labels import make_label
-from sglang_agent.progress import Facts, View, make_view
+from sglang_agent.metrics import RunMetrics
+from sglang_agent.progress import Facts, make_view
 from sglang_agent.records import Outcome, ToolDefinition, TrajectoryRecord
 from sglang_agent.report import build_report, render_text
 from sglang_agent.report.files import REPORT_NAME, write_report
@@ -186,13 +189,7 @@ class Run:
         """Run the samples left; True when the user interrupted."""
         async with AsyncExitStack() as stack:
             services = await self._services(stack)
-            lag = LoopWatch(self._say)
-            facts = Facts(self.state, self.admission, self.actions, lag.lag_s)
-            self._view: View = make_view(facts, self.console, self.plain)
-            await stack.enter_async_context(lag)
-            await stack.enter_async_context(_background(self._view.run()))
-            await stack.enter_async_context(_background(self._beat()))
-            await stack.enter_async_context(_background(self._stall_watch().run()))
+            await self._observe(stack)
             batch = asyncio.create_task(
                 run_batch(self.todo, services, self.admission, self._sink)
             )
@@ -203,6 +200,34 @@ class Run:
                     if not stopped:
                         raise
             return bool(stopped)
+
+    async def _observe(self, stack: AsyncExitStack) -> None:
+        """Start everything that looks on: view, watchdogs, metrics, control."""
+        settings = self.settings
+        loop_watch = LoopWatch(self._say)
+        stall_watch = StallWatch(
+            self.state,
+            self.admission,
+            self.actions,
+            self._say,
+            settings.stall_warning_s,
+        )
+        facts = Facts(self.state, self.admission, self.actions, loop_watch.lag_s)
+        self._view = make_view(facts, self.console, self.plain)
+        stack.enter_context(_logging_to(self._say))
+        self._metrics = RunMetrics(facts, loop_watch, stall_watch)
+        if settings.metrics_port is not None:
+            port = await stack.enter_async_context(
+                serving_metrics(
+                    self._metrics.render, settings.metrics_host, settings.metrics_port
+                )
+            )
+            self._say(f"metrics: http://{settings.metrics_host}:{port}/metrics")
+        control = Control(self.admission, self.actions, self._changed)
+        await stack.enter_async_context(serving(control, self.folder.path))
+        await stack.enter_async_context(loop_watch)
+        for work in (self._view.run(), self._beat(), stall_watch.run()):
+            await stack.enter_async_context(_background(work))
 
     async def _services(self, stack: AsyncExitStack) -> Services:
         settings = self.settings
@@ -234,19 +259,18 @@ class Run:
     async def _sink(self, plan: SamplePlan, record: TrajectoryRecord) -> None:
         await self.journal.add_sample(plan.key, record)
         self.records[plan.key] = record
+        self._metrics.observe(record)
         self._view.done(record)
 
     def _say(self, text: str) -> None:
         self._view.line(text)
 
-    def _stall_watch(self) -> StallWatch:
-        return StallWatch(
-            self.state,
-            self.admission,
-            self.actions,
-            self._say,
-            self.settings.stall_warning_s,
-        )
+    async def _changed(
+        self, setting: str, before: float | bool, after: float | bool
+    ) -> None:
+        at_s = self.history.active_s + self.active_s()
+        self._say(f"{setting} changed from {before} to {after}")
+        await self.journal.add_change(ChangeLine(setting, before, after, at_s))
 
     async def _beat(self) -> None:
         while True:
@@ -292,13 +316,7 @@ class Run:
         gate = self.actions.statistics()
         return {
             "settings": msgspec.to_builtins(self.settings),
-            "attempts": [
-                {
-                    "started_at": attempt.started_unix_s,
-                    "ended_at": attempt.started_unix_s + attempt.active_s,
-                }
-                for attempt in history.attempts
-            ],
+            "attempts": attempt_times(history),
             "restored": self.restored,
             "changes": msgspec.to_builtins(history.changes),
             "workers": [worker.url for worker in self.workers],
@@ -307,6 +325,31 @@ class Run:
             "peak_jobs": gate.peak_running,
             "abandoned_jobs": [job._asdict() for job in self.actions.abandoned],
         }
+
+
+class _Lines(logging.Handler):
+    """Passes log records on as lines of the view."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def _logging_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Show what our modules log (never prompts or tool output) while a batch runs."""
+    logger, handler = logging.getLogger("sglang_agent"), _Lines(say)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextlib.asynccontextmanager

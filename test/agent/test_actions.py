@@ -18,7 +18,6 @@ from sglang_agent import (
     AdmissionGate,
     JobAbandoned,
     QueueTimeout,
-    RunTimeout,
     ServerLimit,
     Trajectory,
     VirtualClock,

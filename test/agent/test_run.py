@@ -100,6 +100,7 @@ def test_identity_is_content_not_position(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_each_sample_once(tmp_path: Path) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", 100)
     out = tmp_path / "run"

@@ -13,10 +13,12 @@ from typing import Protocol, cast
 
 MODULES: tuple[str, ...] = (
     "sglang_agent.commands.run",
+    "sglang_agent.commands.control",
     "sglang_agent.commands.profile",
     "sglang_agent.commands.replay",
     "sglang_agent.commands.generate",
     "sglang_agent.commands.simulate",
+    "sglang_agent.commands.calibrate",
     "sglang_agent.commands.report",
     "sglang_agent.commands.diff",
 )

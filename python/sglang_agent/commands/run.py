@@ -30,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain", action="store_true", help="plain lines instead of the live panel"
     )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        help="serve Prometheus metrics here; 0 takes a free port (default: do not)",
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", help="address for it (default 127.0.0.1)"
+    )
 
 
 def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
@@ -267,6 +275,8 @@ def _settings(
             env_timeout_s=args.env_timeout_s,
             grace_s=args.grace_s,
             stall_warning_s=args.stall_warning_s,
+            metrics_host=args.metrics_host,
+            metrics_port=args.metrics_port,
             seed=args.seed,
         )
     )

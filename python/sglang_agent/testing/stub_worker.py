@@ -66,7 +66,9 @@ class StubWorker:
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
         """Serve on loopback and yield the base URL; port 0 takes a free one."""
-        runner = web.AppRunner(self.application(), access_log=None)
+        runner = web.AppRunner(
+            self.application(), access_log=None, shutdown_timeout=0.1
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", port)

@@ -41,7 +41,6 @@ def prepare_process() -> None:
 
     use_virtual_platform()
     from sglang.srt.managers import scheduler  # noqa: F401
-
     from sglang.virtual.models import null_hybrid
 
     null_hybrid.register()
@@ -73,6 +72,7 @@ def boot(config: WorkerConfig, cleanup: ExitStack) -> Scheduler:
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
+    from sglang.srt.managers import schedule_policy
     from sglang.virtual import pools
     from sglang.virtual.models import null_hybrid
     from sglang.virtual.scheduler import VirtualScheduler
@@ -84,6 +84,9 @@ def boot(config: WorkerConfig, cleanup: ExitStack) -> Scheduler:
     null_hybrid.write_model(folder, rows, config.context_length_tokens)
     pools.use_budget(round(config.cache_bytes * scale))
 
+    if config.prefix_match_queue_limit is not None:
+        limit = config.prefix_match_queue_limit
+        schedule_policy.WAITING_QUEUE_PREFIX_MATCH_MAX = limit
     server_args = prepare_server_args(flags_of(config, folder))
     port_args = PortArgs.init_new(server_args)
     ranks = SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)

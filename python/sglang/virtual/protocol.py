@@ -65,7 +65,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on one rank; only their quotient matters here, the pools that are really
     allocated are scaled down. ``cache_bytes`` is the budget M that is split by
     ``ratio`` (None: the engine's default, or what ``server_args`` says).
-    ``server_args`` are further flags of ``sglang.launch_server``.
+    ``prefix_match_queue_limit`` replaces the queue length past which lpm and hrrn stop
+    matching prefixes (None: the engine's constant): a worker that is simulated at a
+    fraction of its size has a fraction of the queue. ``server_args`` are further flags
+    of ``sglang.launch_server``.
     """
 
     cost: CostModel
@@ -80,6 +83,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunked_prefill_tokens: int = 8192
     max_states_per_path: int = 1
     max_running_requests: int | None = None
+    prefix_match_queue_limit: int | None = None
     fast_forward: bool = True
     check_every_step: bool = False
     server_args: list[str] = []

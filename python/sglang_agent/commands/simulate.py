@@ -120,15 +120,17 @@ def run(args: argparse.Namespace) -> int:
     """Simulate once or sweep; raises UsageError for a bad setting."""
     from sglang_agent.errors import UsageError
     from sglang_agent.simulate.errors import SimulationError
+    from sglang_agent.simulate.sweep import parse_axes
     from sglang_agent.simulate.workers import WorkerPool
 
     scripts, settings, model = _read(args)
     make = _policy_factory(settings)
     make(settings.router_policy, ["worker-0"])
+    axes = parse_axes(args.sweep or [])
     try:
         with WorkerPool(args.python) as pool:
-            if args.sweep:
-                return _sweep(args, scripts, settings, make, model, pool)
+            if axes:
+                return _sweep(args, scripts, settings, make, model, axes, pool)
             return _once(args, scripts, settings, make, pool)
     except SimulationError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -197,11 +199,14 @@ def _ratio(text: str, balanced: float) -> float | None:
     if text == "profile":
         return balanced
     try:
-        return float(text)
+        ratio = float(text)
     except ValueError:
+        ratio = 0.0
+    if not 0 < ratio < float("inf"):
         raise UsageError(
-            f"--ratio must be a number, profile or default, got {text!r}"
-        ) from None
+            f"--ratio must be a number > 0, profile or default, got {text!r}"
+        )
+    return ratio
 
 
 def _concurrency(text: str, reference: int) -> int:
@@ -282,13 +287,13 @@ def _sweep(
     settings: SimulationSettings,
     make: Callable[[str, Sequence[str]], RoutingPolicy],
     model: tuple[float, int],
+    axes: dict[str, list[Any]],
     pool: Any,
 ) -> int:
     from sglang_agent.simulate.advice import advice, describe
     from sglang_agent.simulate.heatmap import render_text
-    from sglang_agent.simulate.sweep import grid, parse_axes, sweep
+    from sglang_agent.simulate.sweep import grid, sweep
 
-    axes = parse_axes(args.sweep)
     if "sample_concurrency" in axes:
         scale = float(args.scale)
         axes["sample_concurrency"] = [

@@ -44,7 +44,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``kv_bytes_per_token`` and ``state_bytes_per_slot`` are those of one rank and
     ``cache_bytes`` is the budget M of equation 1. ``request_overhead_s`` is what a turn
     takes outside the scheduler (network, tokenizer). ``fit`` says where the figures
-    come from and how far off they are.
+    come from and how far off they are. ``scale`` is set by :meth:`scaled` only.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_length_tokens: int
     request_overhead_s: float = 0.0
     fit: dict[str, Any] = {}
+    scale: float = 1.0
 
     def scaled(self, scale: float) -> Deployment:
         """A worker of ``scale`` times the size: cache, chunk and throughput.
@@ -78,6 +79,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             self,
             passes=passes,
+            scale=self.scale * scale,
             cache_bytes=self.cache_bytes * scale,
             chunked_prefill_tokens=-(-chunk // self.page_size) * self.page_size,
         )

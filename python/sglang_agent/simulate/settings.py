@@ -10,6 +10,10 @@ from sglang_agent.errors import UsageError
 from sglang_agent.simulate.capacity import STATE_SLOTS_PER_REQUEST
 from sglang_agent.simulate.cost_model import Deployment
 
+# What the engine sets per worker and a scaled worker must have less of.
+ENGINE_MAX_PREFILL_TOKENS = 16_384
+ENGINE_PREFIX_MATCH_QUEUE_LIMIT = 128
+
 
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to simulate.
@@ -69,4 +73,16 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
             "max_states_per_path": self.max_states_per_path,
             "fast_forward": self.fast_forward,
             "server_args": self.server_args,
+        } | self._scaled_limits()
+
+    def _scaled_limits(self) -> dict[str, Any]:
+        scale = self.deployment.scale
+        if scale == 1.0:
+            return {}
+        tokens = max(1, round(ENGINE_MAX_PREFILL_TOKENS * scale))
+        queue = max(1, round(ENGINE_PREFIX_MATCH_QUEUE_LIMIT * scale))
+        limit = ["--max-prefill-tokens", str(tokens)]
+        return {
+            "prefix_match_queue_limit": queue,
+            "server_args": [*limit, *self.server_args],
         }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -32,22 +33,22 @@ class WorkerPool:
     ) -> None:
         self._python = python
         self._environment = dict(environment or {})
-        self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        # Closed in __exit__; it outlives any single block.
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> WorkerPool:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [self._python, "-m", "sglang.virtual_worker", "--fork"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=self._log.fileno(),
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
-            )
-        self._control = ours
+        with ExitStack() as cleanup:
+            self._log = cleanup.enter_context(tempfile.TemporaryFile())
+            ours, theirs = socket.socketpair()
+            cleanup.callback(ours.close)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [self._python, "-m", "sglang.virtual_worker", "--fork"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._log.fileno(),
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
+                )
+            self._control = ours
+            self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
@@ -56,11 +57,9 @@ class WorkerPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._process is not None
-        assert self._control is not None
         self._control.close()
         self._process.wait()
-        self._log.close()
+        self._cleanup.close()
 
     def start(self, config: dict[str, Any]) -> WorkerChannel:
         """Fork a worker and build its scheduler.
@@ -68,7 +67,6 @@ class WorkerPool:
         ``config`` is a :class:`sglang.virtual.protocol.WorkerConfig`. Raises
         :class:`SimulationError` with the worker's own error.
         """
-        assert self._control is not None
         ours, theirs = socket.socketpair()
         with theirs:
             try:

@@ -1,5 +1,8 @@
 """Unit tests for the routing-prefix scheduling policy."""
 
+import argparse
+import contextlib
+import io
 import unittest
 from types import SimpleNamespace
 
@@ -12,9 +15,12 @@ from sglang.srt.managers.routing_prefix import (
 )
 from sglang.srt.managers.routing_prefix_args import (
     check_args,
+    exit_on_problem,
     find_problem,
+    resolve_settings,
     routing_prefix_section,
 )
+from sglang.srt.runtime_context import get_context
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.test_utils import CustomTestCase
 
@@ -313,6 +319,43 @@ class TestArguments(CustomTestCase):
                 self.assertNotIn("\n", problem)
                 with self.assertRaisesRegex(ValueError, message):
                     check_args(self.args(**fields))
+
+    def test_the_command_line_answers_with_one_line(self):
+        parser = argparse.ArgumentParser(prog="sglang serve")
+        errors = io.StringIO()
+
+        with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit) as exit_:
+            exit_on_problem(parser, self.args(routing_prefix_capacity=-3))
+
+        self.assertEqual(exit_.exception.code, 2)
+        self.assertEqual(
+            errors.getvalue(),
+            "sglang serve: error: --routing-prefix-capacity: -3 is not a positive "
+            "integer\n",
+        )
+
+    def test_the_capacity_says_where_it_comes_from(self):
+        for given, published, expected in (
+            (None, None, (9, "max_running_requests")),
+            (None, 5, (5, "reference_concurrency")),
+            (3, None, (3, "flag")),
+        ):
+            with (
+                self.subTest(expected=expected),
+                get_context().override_server_args(routing_prefix_capacity=given),
+            ):
+                if published is not None:
+                    get_context().override("test", routing_prefix_capacity=published)
+                settings = resolve_settings(9)
+                found = (settings.capacity, settings.capacity_origin)
+                self.assertEqual(found, expected)
+
+    def test_a_scheduler_that_runs_nothing_has_no_capacity(self):
+        with (
+            get_context().override_server_args(),
+            self.assertRaisesRegex(ValueError, "routing_prefix_capacity: 0 "),
+        ):
+            resolve_settings(0)
 
     def test_flags_without_the_policy_are_named_in_a_warning(self):
         args = self.args(schedule_policy="lpm", routing_prefix_capacity=4)

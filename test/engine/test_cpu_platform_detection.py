@@ -1,9 +1,13 @@
 """When the CPU platform is in charge, and how large its virtual device is."""
 
+import threading
+import tomllib
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import pytest
+
+from .conftest import ROOT
 
 Load = Callable[[str], ModuleType]
 
@@ -89,3 +93,33 @@ def test_memory_default_and_value(cpu_module: Load) -> None:
 def test_memory_names_a_bad_value(cpu_module: Load, text: str) -> None:
     with pytest.raises(ValueError, match=f"SGLANG_CPU_MEMORY_BYTES: '{text}' is not"):
         cpu_module("memory").device_bytes({"SGLANG_CPU_MEMORY_BYTES": text})
+
+
+def test_only_the_decision_is_loaded_by_sglang() -> None:
+    """The entry point names this file alone: elsewhere nothing else is imported."""
+    pin = tomllib.loads((ROOT / "upstream.toml").read_text())
+    target = pin["entry-points"]["sglang.srt.platforms"]["cpu_reference"]
+    assert target.endswith(".cpu_reference.detection:activate")
+    assert "sglang.srt.plugins" not in pin["entry-points"]
+
+
+def test_elsewhere_it_declines(
+    cpu_module: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detection = cpu_module("detection")
+    monkeypatch.setenv("SGLANG_PLATFORM", "vendor")
+    assert detection.activate() is None
+    monkeypatch.setenv("SGLANG_PLATFORM", "cpu_reference")
+    assert detection.activate().endswith(".platform.CpuReferencePlatform")
+
+
+def test_children_are_forked_only_from_a_single_thread(cpu_module: Load) -> None:
+    launch = cpu_module("launch")
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert not launch.can_fork()
+    finally:
+        stop.set()
+        thread.join()

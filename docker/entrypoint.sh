@@ -1,19 +1,28 @@
 #!/usr/bin/env bash
 # Starts one part of the system in a container:
 #
-#   entrypoint.sh worker|gateway|batch|model|demo [more flags of that program]
+#   entrypoint.sh worker|gateway|batch|demo [more flags of that program]
 #
 # Settings are environment variables; compose.yaml lists them. Flags that follow the role
 # come last and therefore win.
 set -euo pipefail
 
-role=${1:?role: give worker, gateway, batch, model or demo}
+role=${1:?role: give worker, gateway, batch or demo}
 shift
 
 need() { [[ -n ${!1:-} ]] || { echo "entrypoint: $1: not set; $2" >&2; exit 2; }; }
 
+# The default model has random weights; the first worker makes it, the others wait.
+make_default_model() {
+    exec 9>"$(dirname "$MODEL")/.making-tiny-ling"
+    flock 9
+    [[ -e $MODEL/config.json ]] || python3 -m sglang.demo_model tiny-ling --output "$MODEL"
+    exec 9>&-
+}
+
 worker() {
     need MODEL "name a model folder or hub id"
+    [[ $MODEL != */tiny-ling ]] || make_default_model
     local flags=(
         --model-path "$MODEL" --host 0.0.0.0 --port 30000
         --schedule-policy routing-prefix --mamba-max-states-per-path 1
@@ -59,20 +68,12 @@ batch() {
     exec python3 -m sglang_agent run "$TASKS" "${flags[@]}" "$@"
 }
 
-# The default model is made here, once, with random weights; others are left alone.
-model() {
-    need MODEL "name a model folder or hub id"
-    if [[ $MODEL == /models/tiny-ling && ! -e $MODEL/config.json ]]; then
-        python3 -m sglang.demo_model tiny-ling --output "$MODEL" "$@"
-    fi
-}
-
 demo() { exec python3 "$(dirname "$0")/../scripts/demo.py" "$@"; }
 
 case $role in
-    worker | gateway | batch | model | demo) "$role" "$@" ;;
+    worker | gateway | batch | demo) "$role" "$@" ;;
     *)
-        echo "entrypoint: role $role: unknown; allowed: worker, gateway, batch, model, demo" >&2
+        echo "entrypoint: role $role: unknown; allowed: worker, gateway, batch, demo" >&2
         exit 2
         ;;
 esac

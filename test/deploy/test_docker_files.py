@@ -114,7 +114,7 @@ def test_no_service_is_privileged_and_servers_have_health_checks() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "privileged" not in service
-        if name not in ("model", "batch"):
+        if name != "batch":
             assert service["healthcheck"]["test"][0] == "CMD", name
 
 
@@ -155,7 +155,7 @@ def test_prometheus_looks_at_every_part() -> None:
 def test_the_entrypoint_gets_every_variable_it_reads() -> None:
     text = (DOCKER / "entrypoint.sh").read_text("utf-8")
     functions = dict(re.findall(r"^(\w+)\(\) \{\n(.*?)^\}", text, re.M | re.S))
-    for role in ("worker", "gateway", "batch", "model"):
+    for role in ("worker", "gateway", "batch"):
         used = set(re.findall(r"\$\{?([A-Z][A-Z_]+)", functions[role]))
         used |= set(re.findall(r"need ([A-Z]+)", functions[role]))
         name = "worker-0" if role == "worker" else role
@@ -181,7 +181,7 @@ def test_the_entrypoint_refuses_what_it_does_not_know() -> None:
 
 def test_the_gpu_file_gives_each_worker_devices_of_its_own() -> None:
     services = read_yaml("compose.gpu.yaml")["services"]
-    assert set(services) == {*WORKERS, "model", "gateway", "batch"}
+    assert set(services) == {*WORKERS, "gateway", "batch"}
     devices = {
         services[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in WORKERS
     }

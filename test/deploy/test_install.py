@@ -239,15 +239,6 @@ def stack(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     environment.pop("PYTHONPATH", None)
     (folder / "profile.json").write_text(json.dumps(PROFILE))
-    made = subprocess.run(
-        [installed, "-m", "sglang.demo_model", "tiny-ling", "--output", "tiny-ling"],
-        cwd=folder,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr
     stack = Stack(
         folder,
         environment,

@@ -2,8 +2,10 @@
 
 import unittest
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -62,6 +64,16 @@ class TestRoutingKey(CustomTestCase):
         for body in bodies:
             self.assertEqual(body.routing_key, "k")
             self.assertEqual(body.pd_routing_kwargs()["routing_key"], "k")
+
+    def test_the_offline_engine_takes_the_key(self):
+        engine = Engine.__new__(Engine)
+        engine.tokenizer_manager, engine.loop = MagicMock(), MagicMock()
+        engine._resolve_routed_dp_rank = MagicMock(return_value=None)
+
+        engine.generate("x", routing_key="k")
+
+        (obj, _), _ = engine.tokenizer_manager.generate_request.call_args
+        self.assertEqual(obj.routing_key, "k")
 
 
 if __name__ == "__main__":

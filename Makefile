@@ -6,10 +6,11 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 MODEL ?=
 WORKER_FLAGS ?=
 SCALE ?= 1/8
+ARGS ?=
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream clean
+.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler reproduce clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -46,6 +47,13 @@ pr-patches: setup ## render one git format-patch file per feature into build/pr-
 
 upstream: setup ## report what VERSION=0.5.24 of SGLang would do to the series
 	$(RUN) -m patches.tools upstream --version "$(VERSION)"
+
+bench-scheduler: setup ## CPU seconds of priority calculation by schedule policy (ARGS="--quick --scale 1/25")
+	$(RUN) benchmark/scheduler/bench.py $(ARGS)
+
+reproduce: setup ## simulate the paper's figures and tables (SCALE=1/8; stop and start at will), then compare
+	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE) $(ARGS)
+	$(RUN) benchmark/paper/claims.py --scale $(SCALE)
 
 clean: ## remove .venv and build output of this clone (the package cache stays)
 	@$(PYTHON) scripts/setup_env.py --clean

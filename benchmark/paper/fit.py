@@ -109,17 +109,19 @@ def charges_of(
         sample_concurrency=max(1, round(cell.sample_concurrency * scale)),
         ratio=cell.ratio,
         bypass_environment=True,
+        time_limit_s=6 * 3600.0,
     )
     result = simulate(scripts, settings, lambda names: make_policy("lbch", names), pool)
     (worker,) = result.workers
-    print(f"{cell}: {result.records[0].ended_s:.0f} s first end", file=sys.stderr)
-    return [
+    charges = [
         worker.prefill_passes + worker.decode_passes,
         worker.prefill_tokens / scale,
         worker.prefill_context_products / scale,
         worker.decode_request_steps / scale,
         worker.decode_context_steps / scale,
     ]
+    print(f"{cell}: charged {charges}", file=sys.stderr, flush=True)
+    return charges
 
 
 def relative_errors(charges: np.ndarray, passes: PassCosts) -> np.ndarray:

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=POLICIES)
     parser.add_argument(
         "--scale",
-        type=float,
+        type=lambda text: float(Fraction(text)),
         default=1.0,
         help="share of each batch: first trajectories beyond 1.2 times the concurrency "
         "are left out, then each one is cut to a run of consecutive turns (default 1)",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--workloads", nargs="+", help="only cells of these workloads")
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=os.cpu_count(),
+        help="cells at once (default: CPUs)",
+    )
     options = parser.parse_args(arguments)
     wanted = [p.cell for name in options.figures for p in FIGURES[name]()]
     if options.workloads:
@@ -49,9 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if not missing:
         return 0
-    with WorkerPool() as pool:
-        for number, cell in enumerate(missing, start=1):
-            result = run(cell, options.scale, pool)
+    with WorkerPool() as pool, ThreadPoolExecutor(options.parallel) as threads:
+        futures = {threads.submit(run, c, options.scale, pool): c for c in missing}
+        for number, future in enumerate(as_completed(futures), start=1):
+            if future.exception() is not None:
+                threads.shutdown(cancel_futures=True)
+            cell, result = futures[future], future.result()
             store.add(cell, result)
             print(f"[{number}/{len(missing)}] {line(cell, result)}", file=sys.stderr)
     return 0

@@ -212,9 +212,11 @@ class VirtualEngine:
         return min(moments, default=None)
 
     def _engine_counters(self) -> dict[str, Any]:
-        """What a policy of ours publishes about itself, if one is active."""
-        snapshot = getattr(self._scheduler.policy, "snapshot", None)
-        return snapshot() if callable(snapshot) else {}
+        """What our own policy counts about itself, if it is the active one."""
+        routing_prefix = getattr(self._scheduler.policy, "routing_prefix", None)
+        if routing_prefix is None:
+            return {}
+        return {"routing_prefix": routing_prefix.snapshot()}
 
 
 def _context_tokens(batch: ScheduleBatch) -> int:

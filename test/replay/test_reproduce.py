@@ -1,0 +1,96 @@
+"""The reproduction: what it would run, what it keeps, how it judges."""
+
+import importlib
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PAPER = Path(__file__).resolve().parents[2] / "benchmark" / "paper"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a script of benchmark/paper."""
+    monkeypatch.syspath_prepend(str(PAPER))
+
+    def importer(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return importer
+
+
+def test_every_published_cell_is_there(load) -> None:
+    figures = load("figures")
+    counts = {name: len(list(figure())) for name, figure in figures.FIGURES.items()}
+    assert counts["figure-3"] == 36 + 25 + 25
+    assert counts["figure-6"] == 3 * 16
+    assert counts["figure-8"] == 9
+    timeouts = [e for e in figures.figure_3() if e.timed_out]
+    assert len(timeouts) == 16
+    assert all(entry.minutes is None for entry in timeouts)
+
+
+def test_results_are_kept_and_not_run_again(load, tmp_path) -> None:
+    reproduce, figures = load("reproduce"), load("figures")
+    cells = [entry.cell for entry in figures.figure_8()]
+    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    assert cells[0] not in store
+    store.add(cells[0], {"minutes": 1.5})
+    again = reproduce.Store(tmp_path, Fraction(1, 8))
+    assert cells[0] in again
+    assert again.get(cells[0]) == {"minutes": 1.5}
+    assert cells[1] not in again
+    assert cells[0] not in reproduce.Store(tmp_path, Fraction(1))
+
+
+def test_claims_are_judged_from_the_results(load, tmp_path) -> None:
+    claims, reproduce = load("claims"), load("reproduce")
+    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    judged = {c.text: c for c in (evaluate(store) for evaluate in claims.CHECKS)}
+    text = "CE 3, CS 50: CAAS shortens L5"
+    assert judged[text].holds is None
+    assert judged[text].ours == "not run"
+    for order, l5 in (("fcfs", 10.0), ("caas", 8.0)):
+        cell = claims.mcp(3, 50, order)
+        result = {"l5_minutes": l5, "t95_minutes": 1.0, "minutes": 1.0}
+        store.add(cell, {**result, "timed_out": False})
+    judged = {c.text: c for c in (evaluate(store) for evaluate in claims.CHECKS)}
+    assert judged[text].holds is True
+    assert judged[text].ours == "-20.0%"
+
+
+def test_a_time_out_counts_as_longer_than_anything(load, tmp_path) -> None:
+    claims, reproduce = load("claims"), load("reproduce")
+    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    cell = claims.mcp(3, 50)
+    store.add(cell, {"minutes": 360.0, "timed_out": True})
+    assert claims.minutes(store, cell) == float("inf")
+
+
+def test_the_table_is_replaced_between_the_marks(load, tmp_path) -> None:
+    claims = load("claims")
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- claims -->\nold\n<!-- end of claims -->\nafter\n")
+    claims.rewrite(readme, ["new"])
+    expected = "before\n<!-- claims -->\nnew\n<!-- end of claims -->\nafter\n"
+    assert readme.read_text() == expected
+
+
+def test_the_fit_finds_the_costs_it_was_given(load) -> None:
+    np = pytest.importorskip("numpy")
+    fit = load("fit")
+    rng = np.random.default_rng(0)
+    given = np.array([0.02, 4e-5, 0.0, 7e-4, 6e-9])
+    charges = rng.uniform(0.2, 1.0, (len(fit.CELLS), 5)) * [1e5, 1e7, 1e11, 5e6, 2e11]
+    seconds = charges @ given
+    cells = [
+        cell._replace(minutes=float(value) / 60)
+        for cell, value in zip(fit.CELLS, seconds, strict=True)
+    ]
+    fit.CELLS = tuple(cells)
+    found = fit.solve(charges)
+    assert found.pass_s == pytest.approx(0.02, rel=1e-3)
+    assert found.decode_request_s == pytest.approx(7e-4, rel=1e-3)
+    assert abs(fit.relative_errors(charges, found)).max() < 1e-6

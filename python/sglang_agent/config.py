@@ -51,6 +51,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     sample_timeout_s: float | None = None
     env_queue_timeout_s: float | None = None
     env_timeout_s: float | None = 300.0
+    env_executor: str = "local"
+    ray_address: str | None = None
     grace_s: float = 10.0
     stall_warning_s: float = 120.0
     metrics_host: str = "127.0.0.1"

@@ -77,7 +77,7 @@ def plan_task(task: Task, settings: RunSettings) -> SamplePlan:
         )
 
     def environment() -> Environment:
-        config = task.environment or {}
+        config = _placed(task.environment or {}, settings)
         return registry.create(config["type"], config, task.id)
 
     return SamplePlan(
@@ -94,6 +94,17 @@ def plan_task(task: Task, settings: RunSettings) -> SamplePlan:
         ),
         sample_timeout_s=limits.sample_timeout_s or settings.sample_timeout_s,
     )
+
+
+def _placed(environment: dict[str, Any], settings: RunSettings) -> dict[str, Any]:
+    """The environment where ``--env-executor`` wants it; a task's own word wins."""
+    if settings.env_executor == "local" or environment["type"] == "ray":
+        return environment
+    return {
+        "type": settings.env_executor,
+        "environment": environment,
+        "address": settings.ray_address,
+    }
 
 
 def split_done(

@@ -166,7 +166,7 @@ class SampleRunner:
         while True:
             operations = await self._turn(conversation, trajectory)
             if not operations:
-                if self._user_goes_on(trajectory, conversation, environment):
+                if await self._user_goes_on(trajectory, conversation, environment):
                     continue
                 return
             if environment is None:
@@ -251,7 +251,7 @@ class SampleRunner:
             )
         )
 
-    def _user_goes_on(
+    async def _user_goes_on(
         self,
         trajectory: Trajectory,
         conversation: Conversation,
@@ -266,7 +266,7 @@ class SampleRunner:
             return False
         if not isinstance(conversation, UserConversation):
             return False
-        said = environment.next_user_turn()
+        said = await environment.next_user_turn()
         if said is None:
             return False
         now_s = self._since(self._clock.now())

@@ -42,7 +42,7 @@ class Play:
             for step in steps:
                 job = [Operation("c", name, arguments) for name, arguments in step]
                 self.results += await self.environment.run(job)
-            following = self.environment.next_user_turn()
+            following = await self.environment.next_user_turn()
             if following is not None and following.tools is not None:
                 self.tools.append({t["function"]["name"] for t in following.tools})
         score = await self.environment.score([])
@@ -126,7 +126,7 @@ async def test_too_many_steps_fail_the_task() -> None:
     playing = Play("multi_turn_base_0")
     assert await playing.run([[*many, *right[0]], *right[1:]]) == 0.0
     assert playing.results[STEPS_PER_TURN].is_error
-    assert playing.environment.next_user_turn() is None
+    assert await playing.environment.next_user_turn() is None
 
 
 async def test_schemas_have_json_types() -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 NAME = "run"
 HELP = "run a batch of agent tasks; the same command again resumes it"
 
+EXECUTORS = ("local", "ray")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", type=Path, help="tasks file: JSON lines, one a sample")
@@ -94,6 +96,22 @@ def _add_concurrency_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="bucket of the mean turn duration, s (default 1)",
     )
+    _add_executor_arguments(group)
+
+
+def _add_executor_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--env-executor",
+        choices=EXECUTORS,
+        default="local",
+        help="where environments live: in this process's machine, or in actors on a Ray"
+        " cluster under the same limits and order (default local)",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="of the cluster; auto: the one configured here (default: start one here)",
+    )
 
 
 def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +190,12 @@ def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything, then run; raises UsageError before anything is written."""
     import asyncio
+    import gc
 
+    # Thousands of live trajectories make full collections long, and they hold up
+    # every sample; what is here now stays, so it need not be looked at again.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     return asyncio.run(_run(args))
 
 
@@ -273,6 +296,8 @@ def _settings(
             sample_timeout_s=args.sample_timeout_s,
             env_queue_timeout_s=args.env_queue_timeout_s,
             env_timeout_s=args.env_timeout_s,
+            env_executor=_executor(args.env_executor),
+            ray_address=args.ray_address,
             grace_s=args.grace_s,
             stall_warning_s=args.stall_warning_s,
             metrics_host=args.metrics_host,
@@ -294,6 +319,18 @@ def _sample_concurrency(text: str, found: list[Worker]) -> tuple[int, str]:
         raise UsageError(
             f"--sample-concurrency: {text!r}; must be auto or a whole number >= 1"
         ) from None
+
+
+def _executor(name: str) -> str:
+    from sglang_agent.environments import registry
+    from sglang_agent.errors import UsageError
+
+    if name != "local":
+        try:
+            registry.require(name)
+        except ValueError as error:
+            raise UsageError(f"--env-executor: {error}") from error
+    return name
 
 
 def _failure_classes(names: list[str] | None) -> list[str]:

@@ -31,6 +31,7 @@ class RetryLater(Exception):
     def __init__(self, delay_s: float, reason: str) -> None:
         super().__init__(f"retry after {delay_s:g} s: {reason}")
         self.delay_s = delay_s
+        self.reason = reason
 
 
 class Environment(Protocol):
@@ -82,7 +83,7 @@ class UserTurn(msgspec.Struct, frozen=True):
 class UserEnvironment(Protocol):
     """An environment with a user who goes on asking; optional."""
 
-    def next_user_turn(self) -> UserTurn | None:
+    async def next_user_turn(self) -> UserTurn | None:
         """What follows an answer without tool calls; None ends the trajectory."""
 
 

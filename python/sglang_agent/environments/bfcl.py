@@ -68,7 +68,7 @@ class BfclEnvironment:
         """Call the methods in order, in a thread."""
         return await run_blocking(self._step, operations)
 
-    def next_user_turn(self) -> UserTurn | None:
+    async def next_user_turn(self) -> UserTurn | None:
         """The user's next request, with tools that are offered from now on."""
         turn = len(self._calls)
         if self._overrun or turn == len(self._entry.question):

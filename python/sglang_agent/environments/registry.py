@@ -13,6 +13,7 @@ _MODULES = {
     "bfcl": "sglang_agent.environments.bfcl",
     "functions": "sglang_agent.environments.functions",
     "mcp": "sglang_agent.environments.mcp",
+    "ray": "sglang_agent.environments.ray_remote",
     "recorded": "sglang_agent.environments.recorded",
     "shell": "sglang_agent.environments.shell",
 }
@@ -63,6 +64,11 @@ def create(type: str, config: Mapping[str, Any], sample_id: str) -> Environment:
     """
     settings = {key: value for key, value in config.items() if key != "type"}
     return _factory(type).create(settings, sample_id)
+
+
+def require(type: str) -> None:
+    """Load an environment type; raises ValueError when it cannot be used here."""
+    _factory(type)
 
 
 def on_close(close: Callable[[], Awaitable[None]]) -> None:

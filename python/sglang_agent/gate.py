@@ -22,6 +22,7 @@ import asyncio
 import heapq
 import itertools
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -181,33 +182,64 @@ class _NoWaker:
 
 
 class _Lane:
-    """The waiting tickets that share a server's limits, or that have none."""
+    """The waiting tickets that share a server's limits, or that have none.
 
-    __slots__ = ("_gone", "_heap", "_tat_s", "armed_by", "armed_s", "limit", "running")
+    Keys are coarse, so many tickets share one: the heap orders the distinct keys, and
+    the tickets of a key stand in a queue in the order of entry.
+    """
+
+    __slots__ = (
+        "_gone",
+        "_keys",
+        "_queues",
+        "_size",
+        "_tat_s",
+        "armed_by",
+        "armed_s",
+        "limit",
+        "running",
+    )
 
     def __init__(self, limit: ServerLimit) -> None:
         self.limit = limit
         self.running = 0
         self.armed_by: Ticket | None = None
         self.armed_s = 0.0
-        self._heap: list[tuple[tuple[float, ...], int, Ticket]] = []
+        self._keys: list[tuple[float, ...]] = []
+        self._queues: dict[tuple[float, ...], deque[Ticket]] = {}
+        self._size = 0
         self._gone = 0
         self._tat_s = float("-inf")
 
     def push(self, ticket: Ticket) -> None:
-        heapq.heappush(self._heap, (ticket.key, ticket.entry, ticket))
+        queue = self._queues.get(ticket.key)
+        if queue is None:
+            queue = self._queues[ticket.key] = deque()
+            heapq.heappush(self._keys, ticket.key)
+        # Only a borrower that lost its lender comes back with an older entry.
+        if queue and ticket.entry < queue[-1].entry:
+            queue.insert(bisect_left(queue, ticket.entry, key=_entry), ticket)
+        else:
+            queue.append(ticket)
+        self._size += 1
 
-    def head(self) -> tuple[tuple[float, ...], int, Ticket] | None:
-        """Return the first waiting entry, dropping those that left."""
-        heap = self._heap
-        while heap and heap[0][2].state is not State.WAITING:
-            heapq.heappop(heap)
-            self._gone -= 1
-        return heap[0] if heap else None
+    def head(self) -> Ticket | None:
+        """Return the first waiting ticket, dropping those that left."""
+        while self._keys:
+            queue = self._queues[self._keys[0]]
+            while queue:
+                if queue[0].state is State.WAITING:
+                    return queue[0]
+                queue.popleft()
+                self._gone -= 1
+                self._size -= 1
+            del self._queues[heapq.heappop(self._keys)]
+        return None
 
     def pop(self, now_s: float) -> Ticket:
-        """Take the head and book its start against the limits."""
-        ticket = heapq.heappop(self._heap)[2]
+        """Take the head, which must be there, and book its start."""
+        ticket = self._queues[self._keys[0]].popleft()
+        self._size -= 1
         self.running += 1
         if self.limit.rate_per_s is not None:
             self._tat_s = max(now_s, self._tat_s) + 1.0 / self.limit.rate_per_s
@@ -216,10 +248,11 @@ class _Lane:
     def forget(self) -> None:
         """Count a ticket that left while waiting; rebuild when half have."""
         self._gone += 1
-        if self._gone > 64 and self._gone * 2 > len(self._heap):
-            self._heap = [e for e in self._heap if e[2].state is State.WAITING]
-            heapq.heapify(self._heap)
-            self._gone = 0
+        if self._gone > 64 and self._gone * 2 > self._size:
+            stay = list(self.waiting())
+            self._keys, self._queues, self._size, self._gone = [], {}, 0, 0
+            for ticket in stay:
+                self.push(ticket)
 
     def has_room(self) -> bool:
         cap = self.limit.concurrency
@@ -232,10 +265,14 @@ class _Lane:
         return self._tat_s - (self.limit.burst - 1) / self.limit.rate_per_s
 
     def waiting(self) -> Iterator[Ticket]:
-        return (e[2] for e in sorted(self._heap) if e[2].state is State.WAITING)
+        """Yield the waiting tickets in their order."""
+        for key in sorted(self._queues):
+            for ticket in self._queues[key]:
+                if ticket.state is State.WAITING:
+                    yield ticket
 
     def waiting_count(self) -> int:
-        return len(self._heap) - self._gone
+        return self._size - self._gone
 
 
 class Gate:
@@ -432,8 +469,8 @@ class Gate:
             if ticket.server is not None:
                 running[ticket.server] = running.get(ticket.server, 0) + 1
         for lane in lanes:
-            for _, _, ticket in lane._heap:
-                if ticket.server is not None and ticket.state is State.WAITING:
+            for ticket in lane.waiting():
+                if ticket.server is not None:
                     waiting[ticket.server] = waiting.get(ticket.server, 0) + 1
         return {
             name: ServerUse(running.get(name, 0), waiting.get(name, 0))
@@ -533,9 +570,9 @@ class Gate:
                 continue
             opens_s = lane.rate_opens_s()
             if opens_s > now_s:
-                self._arm(lane, head[2], opens_s, now_s)
-            elif best is None or head[:2] < best:
-                best, best_lane = head[:2], lane
+                self._arm(lane, head, opens_s, now_s)
+            elif best is None or (head.key, head.entry) < best:
+                best, best_lane = (head.key, head.entry), lane
         return best_lane
 
     def _arm(self, lane: _Lane, head: Ticket, opens_s: float, now_s: float) -> None:
@@ -579,6 +616,10 @@ def enter(ticket: Ticket) -> tuple[Ticket, ...]:
 def leave(before: tuple[Ticket, ...]) -> None:
     """Undo :func:`enter`."""
     _HELD.set(before)
+
+
+def _entry(ticket: Ticket) -> int:
+    return ticket.entry
 
 
 def _checked_capacity(capacity: int) -> int:

@@ -7,7 +7,6 @@ chunked, any other transfer coding, a missing or repeated Host.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -42,21 +41,24 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 _TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
 
 
-class _Kind(enum.IntEnum):
-    """What the parser does with a header."""
+# What the parser does with a header; plain integers, as enum members are slow to read.
+(
+    _DROP,
+    _HOST,
+    _LENGTH,
+    _CODING,
+    _CONNECTION,
+    _EXPECT,
+    _UPGRADE,
+    _LABEL,
+    _LABEL_KEPT,
+    _REQUEST_ID,
+    _AUTHORIZATION,
+    _TARGET_WORKER,
+) = range(12)
 
-    DROP = 0
-    HOST = 1
-    LENGTH = 2
-    CODING = 3
-    CONNECTION = 4
-    EXPECT = 5
-    UPGRADE = 6
-    LABEL = 7
-    LABEL_KEPT = 8
-    REQUEST_ID = 9
-    AUTHORIZATION = 10
-    TARGET_WORKER = 11
+_PASSED_ON = frozenset({_LABEL_KEPT, _AUTHORIZATION, _REQUEST_ID})
+"""Headers that are read and passed on as well."""
 
 
 class RequestHead:
@@ -121,43 +123,34 @@ class RequestHead:
         return b"content-length: %d\r\n" % self.content_length
 
 
-class _Collector:
-    """Receives httptools' callbacks."""
+class _Silent:
+    """Takes none of httptools' callbacks: the parser only judges."""
 
-    __slots__ = ("headers", "url")
 
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+_SILENT = _Silent()
 
 
 class RequestParser:
     """Parses request heads; knows which headers carry the label."""
 
     def __init__(self, label_headers: Iterable[str] = (LABEL_HEADER,)) -> None:
-        kinds = dict.fromkeys(HOP_BY_HOP, _Kind.DROP)
+        kinds = dict.fromkeys(HOP_BY_HOP, _DROP)
         kinds |= {
-            b"host": _Kind.HOST,
-            b"content-length": _Kind.LENGTH,
-            b"transfer-encoding": _Kind.CODING,
-            b"connection": _Kind.CONNECTION,
-            b"expect": _Kind.EXPECT,
-            b"upgrade": _Kind.UPGRADE,
-            b"x-request-id": _Kind.REQUEST_ID,
-            b"authorization": _Kind.AUTHORIZATION,
-            b"x-smg-target-worker": _Kind.TARGET_WORKER,
-            LABEL_HEADER.encode(): _Kind.DROP,
+            b"host": _HOST,
+            b"content-length": _LENGTH,
+            b"transfer-encoding": _CODING,
+            b"connection": _CONNECTION,
+            b"expect": _EXPECT,
+            b"upgrade": _UPGRADE,
+            b"x-request-id": _REQUEST_ID,
+            b"authorization": _AUTHORIZATION,
+            b"x-smg-target-worker": _TARGET_WORKER,
+            LABEL_HEADER.encode(): _DROP,
         }
         for header in label_headers:
             name = header.lower().encode()
             kept = name != LABEL_HEADER.encode()
-            kinds[name] = _Kind.LABEL_KEPT if kept else _Kind.LABEL
+            kinds[name] = _LABEL_KEPT if kept else _LABEL
         self._kinds = kinds
 
     def parse(self, data: bytes) -> RequestHead:
@@ -167,24 +160,28 @@ class RequestParser:
             MessageError: the head breaks a rule; ``status`` says which answer it gets.
         """
         _check_line_ends(data)
-        collector = _Collector()
-        parser = httptools.HttpRequestParser(collector)
+        parser = httptools.HttpRequestParser(_SILENT)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # decided below, from the header itself
         except httptools.HttpParserError as error:
             raise bad_request(f"request head: {error}") from None
+        first, *lines = data.split(b"\r\n")
+        del lines[-2:]  # the empty line, and nothing after it
+        if not first:
+            raise bad_request("request head: empty lines before it")
         head = RequestHead()
-        head.method = parser.get_method()
-        version = parser.get_http_version()
-        if version == "1.0":
+        head.method, _, rest = first.partition(b" ")
+        target, _, version = rest.rpartition(b" ")
+        if version == b"HTTP/1.0":
             head.http_10 = True
             head.keep_alive = False
-        elif version != "1.1":
-            raise MessageError(505, "http_version", f"http version: {version} refused")
-        self._read_target(head, collector.url)
-        self._read_headers(head, collector.headers)
+        elif version != b"HTTP/1.1":
+            text = first.decode("ascii", "replace")[-20:]
+            raise MessageError(505, "http_version", f"http version: {text!r} refused")
+        self._read_target(head, target)
+        self._read_headers(head, lines)
         return head
 
     def _read_target(self, head: RequestHead, url: bytes) -> None:
@@ -198,28 +195,28 @@ class RequestParser:
         head.target = url
         head.path = url.partition(b"?")[0]
 
-    def _read_headers(
-        self, head: RequestHead, headers: list[tuple[bytes, bytes]]
-    ) -> None:
-        if len(headers) > MAX_HEADERS:
+    def _read_headers(self, head: RequestHead, lines: list[bytes]) -> None:
+        if len(lines) > MAX_HEADERS:
             raise MessageError(
                 431, "too_many_headers", f"headers: more than {MAX_HEADERS}"
             )
         kept: list[bytes] = []
-        nominated: set[bytes] | None = None
         kinds = self._kinds
+        nominated: set[bytes] | None = None
         hosts = 0
-        for name, value in headers:
-            key = name.lower()
-            kind = kinds.get(key)
+        for line in lines:
+            name, _, value = line.partition(b":")
+            kind = kinds.get(name.lower())
             if kind is None:
-                kept.append(b"%b: %b\r\n" % (name, value))
-            elif kind is _Kind.HOST:
+                kept.append(line)
+            elif kind == _HOST:
                 hosts += 1
-            elif kind is _Kind.CONNECTION:
-                nominated = _connection_tokens(head, value, nominated)
-            elif kind is not _Kind.DROP:
-                self._read_special(head, kind, key, name, value, kept)
+            elif kind == _CONNECTION:
+                nominated = _connection_tokens(head, value.strip(), nominated)
+            elif kind != _DROP:
+                _read_special(head, kind, name, value.strip(b" \t"))
+                if kind in _PASSED_ON:
+                    kept.append(line)
         if hosts != 1 and not (head.http_10 and hosts == 0):
             raise bad_request(f"host: {hosts} Host headers; exactly one is needed")
         if head.chunked and head.content_length is not None:
@@ -228,45 +225,31 @@ class RequestParser:
             kept = [
                 line for line in kept if line.split(b":", 1)[0].lower() not in nominated
             ]
-        head.lines = b"".join(kept)
+        kept.append(b"")
+        head.lines = b"\r\n".join(kept)
 
-    def _read_special(
-        self,
-        head: RequestHead,
-        kind: _Kind,
-        key: bytes,
-        name: bytes,
-        value: bytes,
-        kept: list[bytes],
-    ) -> None:
-        if kind is _Kind.LENGTH:
-            _read_length(head, value)
-            return
-        if kind is _Kind.LABEL or kind is _Kind.LABEL_KEPT:
-            head.labels = head.labels or {}
-            head.labels.setdefault(key, value)
-            if kind is _Kind.LABEL:
-                return
-        elif kind is _Kind.CODING:
-            _read_coding(head, value)
-            return
-        elif kind is _Kind.EXPECT:
-            if value.lower() != b"100-continue":
-                raise MessageError(417, "expect", "expect: only 100-continue is known")
-            head.expect_continue = not head.http_10
-            return
-        elif kind is _Kind.UPGRADE:
-            if value.lower() != b"h2c":
-                raise MessageError(501, "upgrade", "upgrade: not served here")
-            return
-        elif kind is _Kind.TARGET_WORKER:
-            head.target_worker = value
-            return
-        elif kind is _Kind.REQUEST_ID:
-            head.request_id = value
-        elif kind is _Kind.AUTHORIZATION:
-            head.authorized = True
-        kept.append(b"%b: %b\r\n" % (name, value))
+
+def _read_special(head: RequestHead, kind: int, name: bytes, value: bytes) -> None:
+    """Take what a header says about the message itself."""
+    if kind == _LENGTH:
+        _read_length(head, value)
+    elif kind in (_LABEL, _LABEL_KEPT):
+        head.labels = head.labels or {}
+        head.labels.setdefault(name.lower(), value)
+    elif kind == _AUTHORIZATION:
+        head.authorized = True
+    elif kind == _REQUEST_ID:
+        head.request_id = value
+    elif kind == _CODING:
+        _read_coding(head, value)
+    elif kind == _TARGET_WORKER:
+        head.target_worker = value
+    elif kind == _EXPECT:
+        if value.lower() != b"100-continue":
+            raise MessageError(417, "expect", "expect: only 100-continue is known")
+        head.expect_continue = not head.http_10
+    elif value.lower() != b"h2c":  # upgrade
+        raise MessageError(501, "upgrade", "upgrade: not served here")
 
 
 def _check_line_ends(data: bytes) -> None:

@@ -64,18 +64,11 @@ class ResponseHead:
         return method == b"HEAD" or self.status < 200 or self.status in (204, 304)
 
 
-class _Collector:
-    __slots__ = ("headers", "reason")
+class _Silent:
+    """Takes none of httptools' callbacks: the parser only judges."""
 
-    def __init__(self) -> None:
-        self.reason = b""
-        self.headers: list[tuple[bytes, bytes]] = []
 
-    def on_status(self, status: bytes) -> None:
-        self.reason += status
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+_SILENT = _Silent()
 
 
 def parse_response(data: bytes) -> ResponseHead:
@@ -84,50 +77,54 @@ def parse_response(data: bytes) -> ResponseHead:
     Raises:
         ResponseError: the head cannot be understood in one way only.
     """
-    collector = _Collector()
-    parser = httptools.HttpResponseParser(collector)
+    parser = httptools.HttpResponseParser(_SILENT)
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
         pass  # a 101 is refused by the caller
     except httptools.HttpParserError as error:
         raise ResponseError(f"response head: {error}") from None
-    if b"\n " in data or b"\n\t" in data:
-        raise ResponseError("response head: folded header line")
+    ends = data.count(b"\r\n")
+    if data.count(b"\n") != ends or b"\n " in data or b"\n\t" in data:
+        raise ResponseError("response head: bare LF or folded header line")
+    first, *lines = data.split(b"\r\n")
+    del lines[-2:]  # the empty line, and nothing after it
+    version, _, rest = first.partition(b" ")
     head = ResponseHead()
     head.status = parser.get_status_code()
-    head.reason = collector.reason
-    version = parser.get_http_version()
-    if version not in ("1.0", "1.1") or not 100 <= head.status <= 999:
-        raise ResponseError(f"response head: HTTP/{version} {head.status} refused")
-    head.keep_alive = version == "1.1"
-    _read_headers(head, collector.headers)
+    head.reason = rest[4:]
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not 100 <= head.status <= 999:
+        raise ResponseError(f"response head: {first[:20]!r} refused")
+    head.keep_alive = version == b"HTTP/1.1"
+    _read_headers(head, lines)
     return head
 
 
-def _read_headers(head: ResponseHead, headers: list[tuple[bytes, bytes]]) -> None:
+def _read_headers(head: ResponseHead, lines: list[bytes]) -> None:
     kept: list[bytes] = []
     nominated: set[bytes] | None = None
-    for name, value in headers:
+    for line in lines:
+        name, _, value = line.partition(b":")
         key = name.lower()
         if key not in _SPECIAL:
-            kept.append(b"%b: %b\r\n" % (name, value))
+            kept.append(line)
         elif key == b"content-length":
-            _read_length(head, value)
+            _read_length(head, value.strip(b" \t"))
         elif key == b"transfer-encoding":
-            if head.chunked or value.lower() != b"chunked":
+            if head.chunked or value.strip().lower() != b"chunked":
                 raise ResponseError("transfer-encoding: only chunked, once")
             head.chunked = True
         elif key == b"connection":
             nominated = _read_connection(head, value, nominated)
         elif key == b"x-request-id":
             head.has_request_id = True
-            kept.append(b"%b: %b\r\n" % (name, value))
+            kept.append(line)
     if head.chunked and head.content_length is not None:
         raise ResponseError("content-length: given beside transfer-encoding")
     if nominated:
         kept = [line for line in kept if line.split(b":")[0].lower() not in nominated]
-    head.lines = b"".join(kept)
+    kept.append(b"")
+    head.lines = b"\r\n".join(kept)
 
 
 def _read_length(head: ResponseHead, value: bytes) -> None:

@@ -38,8 +38,14 @@ from sglang_agent.journal import ChangeLine, History, Journal, attempt_times
 from sglang_agent.labels import make_label
 from sglang_agent.metrics import RunMetrics
 from sglang_agent.progress import Facts, make_view
-from sglang_agent.records import Outcome, ToolDefinition, TrajectoryRecord
+from sglang_agent.records import (
+    InferenceStage,
+    Outcome,
+    ToolDefinition,
+    TrajectoryRecord,
+)
 from sglang_agent.report import build_report, render_text
+from sglang_agent.report.alarms import FlatReuse
 from sglang_agent.report.files import REPORT_NAME, write_report
 from sglang_agent.runfolder import RunFolder
 from sglang_agent.sample import SamplePlan, Services
@@ -226,7 +232,8 @@ class Run:
         facts = Facts(self.state, self.admission, self.actions, loop_watch.lag_s)
         self._view = make_view(facts, self.console, self.plain)
         stack.enter_context(_logging_to(self._say))
-        self._metrics = RunMetrics(facts, loop_watch, stall_watch)
+        self._reuse = FlatReuse()
+        self._metrics = RunMetrics(facts, loop_watch, stall_watch, self._reuse)
         if settings.metrics_port is not None:
             port = await stack.enter_async_context(
                 serving_metrics(
@@ -265,7 +272,13 @@ class Run:
             origin_s=self.started_s - self.history.active_s,
             close_timeout_s=settings.grace_s,
             sample_retries=settings.sample_retries,
+            turn_done=self._watch_reuse,
         )
+
+    def _watch_reuse(self, turn: InferenceStage) -> None:
+        alarm = self._reuse.observe(turn)
+        if alarm is not None:
+            self._say(f"warning: {alarm}")
 
     async def _sink(self, plan: SamplePlan, record: TrajectoryRecord) -> None:
         await self.journal.add_sample(plan.key, record)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from sglang_agent.progress import Facts
 from sglang_agent.records import EnvironmentStage, TrajectoryRecord
+from sglang_agent.report.alarms import FlatReuse
 from sglang_agent.state import Stage
 from sglang_agent.watch import LoopWatch, StallWatch
 
@@ -20,9 +21,11 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 class RunMetrics:
     """Reads gauges when asked and observes durations as samples finish."""
 
-    def __init__(self, facts: Facts, loop: LoopWatch, stalls: StallWatch) -> None:
+    def __init__(
+        self, facts: Facts, loop: LoopWatch, stalls: StallWatch, reuse: FlatReuse
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Levels(facts, loop, stalls))
+        self._registry.register(_Levels(facts, loop, stalls, reuse))
         self._turn = self._histogram("turn_seconds", "Duration of inference turns.")
         self._queue = self._histogram(
             "env_job_queue_seconds", "Time environment jobs waited for a slot."
@@ -53,10 +56,13 @@ class RunMetrics:
 class _Levels(Collector):
     """What can be read off the gates and the state at any moment."""
 
-    def __init__(self, facts: Facts, loop: LoopWatch, stalls: StallWatch) -> None:
+    def __init__(
+        self, facts: Facts, loop: LoopWatch, stalls: StallWatch, reuse: FlatReuse
+    ) -> None:
         self._facts = facts
         self._loop = loop
         self._stalls = stalls
+        self._reuse = reuse
 
     def collect(self) -> Iterable[Metric]:
         facts, state = self._facts, self._facts.state
@@ -80,6 +86,9 @@ class _Levels(Collector):
         )
         yield _counter("turns", "Inference turns completed.", state.turns)
         yield _counter("env_jobs_abandoned", "Jobs left behind.", jobs.abandoned)
+        yield _counter(
+            "reuse_alarms", "Workers whose cache reuse stopped.", self._reuse.alarms
+        )
         yield _counter("stall_warnings", "Stall warnings.", self._stalls.warnings)
         finished = CounterMetricFamily(
             f"{PREFIX}_samples_finished",

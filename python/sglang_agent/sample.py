@@ -65,7 +65,10 @@ class SamplePlan:
 
 @dataclass(frozen=True)
 class Services:
-    """What all samples of a run share. ``origin_s`` is the zero of recorded times."""
+    """What all samples of a run share. ``origin_s`` is the zero of recorded times.
+
+    ``turn_done`` hears of every finished turn, whatever becomes of its sample.
+    """
 
     inference: InferenceClient
     jobs: JobRunner
@@ -73,6 +76,7 @@ class Services:
     origin_s: float
     close_timeout_s: float = 10.0
     sample_retries: int = 0
+    turn_done: Callable[[InferenceStage], None] | None = None
 
 
 class SampleRunner:
@@ -188,21 +192,22 @@ class SampleRunner:
         answer = await self._services.inference.complete(request)
         trajectory.complete_turn(answer.end_s - answer.start_s)
         first_s = answer.first_token_s
-        self._stages.append(
-            InferenceStage(
-                turn=trajectory.turns,
-                input_tokens=answer.input_tokens,
-                output_tokens=answer.output_tokens,
-                cached_tokens=answer.cached_tokens,
-                start_s=self._since(answer.start_s),
-                first_token_s=None if first_s is None else self._since(first_s),
-                end_s=self._since(answer.end_s),
-                worker=answer.worker,
-                attempts=answer.attempts,
-                message=answer.message,
-                output_ids=answer.output_ids,
-            )
+        stage = InferenceStage(
+            turn=trajectory.turns,
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            cached_tokens=answer.cached_tokens,
+            start_s=self._since(answer.start_s),
+            first_token_s=None if first_s is None else self._since(first_s),
+            end_s=self._since(answer.end_s),
+            worker=answer.worker,
+            attempts=answer.attempts,
+            message=answer.message,
+            output_ids=answer.output_ids,
         )
+        self._stages.append(stage)
+        if self._services.turn_done is not None:
+            self._services.turn_done(stage)
         return conversation.accept(answer)
 
     async def _act(

@@ -53,12 +53,10 @@ class Cell(NamedTuple):
 
 CELLS = (
     Cell("swe", 0.135, 49, 147.4),
-    Cell("swe", 0.135, 98, 131.7),
     Cell("swe", 0.135, 147, 122.4),
     Cell("bfcl", 2.26, 430, 22.12),
     Cell("bfcl", 2.26, 644, 21.66),
     Cell("widesearch", 0.15, 49, 97.21),
-    Cell("widesearch", 0.15, 98, 85.95),
     Cell("widesearch", 0.15, 123, 82.43),
 )
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_agent.errors import UsageError
 from sglang_agent.simulate.sweep import Point, best
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MODEL_MARK = "*"
 BEST_MARK = "<"
 
 
-def axes_of(points: Sequence[Point]) -> tuple[str, str]:
-    """Row and column axis: the two axes with most values (one value, if only one).
+class Grid(NamedTuple):
+    """A sweep laid out: axis names, values along both, and the point in each cell."""
+
+    rows: str
+    columns: str
+    down: list[Any]
+    across: list[Any]
+    shown: dict[tuple[Any, Any], Point]
+
+
+def lay_out(points: Sequence[Point]) -> Grid:
+    """Put the two axes with most values on a grid (an empty name, if only one).
 
     A sweep over more axes is reduced to the best cell of the others.
     """
@@ -23,37 +36,27 @@ def axes_of(points: Sequence[Point]) -> tuple[str, str]:
     spread = {n: len({str(p.varied[n]) for p in points}) for n in names}
     ordered = sorted(names, key=lambda n: -spread[n])[:2]
     rows, columns = [*sorted(ordered, key=names.index), ""][:2]
-    return rows, columns
-
-
-def cells(
-    points: Sequence[Point], rows: str, columns: str
-) -> dict[tuple[Any, Any], Point]:
-    """The point to show at each (row, column)."""
     shown: dict[tuple[Any, Any], Point] = {}
     for point in points:
         key = (point.varied.get(rows), point.varied.get(columns))
         if key not in shown or _better(point, shown[key]):
             shown[key] = point
-    return shown
+    down = list(dict.fromkeys(row for row, _ in shown))
+    across = list(dict.fromkeys(column for _, column in shown))
+    return Grid(rows, columns, down, across, shown)
 
 
 def render_text(points: Sequence[Point], is_model: Callable[[Point], bool]) -> str:
-    """Makespans in minutes; TO is the time limit, ``*`` the model's point, ``<`` the best."""
-    rows, columns = axes_of(points)
-    shown = cells(points, rows, columns)
-    across = list(dict.fromkeys(column for _, column in shown))
-    down = list(dict.fromkeys(row for row, _ in shown))
+    """Makespans in minutes; TO is the time limit, ``*`` the model's, ``<`` the best."""
+    grid = lay_out(points)
     chosen = best(points)
-    name = rows.replace("_", "-")
-    width = max(len(name), *(len(str(value)) for value in down)) + 1
-    lines = [
-        f"makespan (min, simulated), columns: {columns.replace('_', '-') or 'none'}"
-    ]
-    lines.append(name.ljust(width) + "".join(f"{value!s:>10}" for value in across))
-    for row in down:
-        texts = [_cell(shown.get((row, column)), chosen, is_model) for column in across]
-        lines.append(str(row).ljust(width) + "".join(f"{text:>10}" for text in texts))
+    name, columns = (axis.replace("_", "-") for axis in (grid.rows, grid.columns))
+    width = max(len(name), *(len(str(value)) for value in grid.down)) + 1
+    lines = [f"makespan (min, simulated), columns: {columns or 'none'}"]
+    lines.append(name.ljust(width) + "".join(f"{v!s:>10}" for v in grid.across))
+    for row in grid.down:
+        texts = [_cell(grid.shown.get((row, c)), chosen, is_model) for c in grid.across]
+        lines.append(str(row).ljust(width) + "".join(f"{t:>10}" for t in texts))
     lines.append(f"{MODEL_MARK} capacity model, {BEST_MARK} shortest, TO time limit")
     return "\n".join(lines)
 
@@ -64,50 +67,52 @@ def write_png(
     """Draw the same. Raises :class:`UsageError` when matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
     except ModuleNotFoundError as error:
         raise UsageError(
             "the heat map needs matplotlib: install sglang-agent[plots]"
         ) from error
-    rows, columns = axes_of(points)
-    shown = cells(points, rows, columns)
-    across = list(dict.fromkeys(column for _, column in shown))
-    down = list(dict.fromkeys(row for row, _ in shown))
-    figure = Figure(
-        figsize=(1.6 + 0.9 * len(across), 1.4 + 0.5 * len(down)), layout="constrained"
-    )
+    grid = lay_out(points)
+    size = (1.6 + 0.9 * len(grid.across), 1.4 + 0.5 * len(grid.down))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    values = [[_minutes(shown.get((row, column))) for column in across] for row in down]
+    values = [
+        [_minutes(grid.shown.get((r, c))) for c in grid.across] for r in grid.down
+    ]
     image = axes.imshow(values, aspect="auto", cmap="viridis_r")
     figure.colorbar(image, ax=axes, label="makespan (min, simulated)")
-    chosen = best(points)
-    for y, row in enumerate(down):
-        for x, column in enumerate(across):
-            point = shown.get((row, column))
-            text = _cell(point, chosen, is_model).rstrip(MODEL_MARK + BEST_MARK)
-            axes.text(x, y, text, ha="center", va="center", fontsize=8)
-            for marked, color in (
-                (point is not None and is_model(point), "black"),
-                (point is not None and point is chosen, "magenta"),
-            ):
-                if marked:
-                    inset = 0.44 if color == "black" else 0.48
-                    axes.add_patch(
-                        Rectangle(
-                            (x - inset, y - inset),
-                            2 * inset,
-                            2 * inset,
-                            fill=False,
-                            edgecolor=color,
-                            linewidth=2,
-                        )
-                    )
-    axes.set_xticks(range(len(across)), [str(value) for value in across])
-    axes.set_yticks(range(len(down)), [str(value) for value in down])
-    axes.set_xlabel(columns.replace("_", " "))
-    axes.set_ylabel(rows.replace("_", " "))
+    _write_cells(axes, grid, is_model, best(points))
+    axes.set_xticks(range(len(grid.across)), [str(value) for value in grid.across])
+    axes.set_yticks(range(len(grid.down)), [str(value) for value in grid.down])
+    axes.set_xlabel(grid.columns.replace("_", " "))
+    axes.set_ylabel(grid.rows.replace("_", " "))
     axes.set_title(f"{title}\nblack: capacity model, magenta: shortest", fontsize=9)
     figure.savefig(path, dpi=120)
+
+
+def _write_cells(
+    axes: Axes, grid: Grid, is_model: Callable[[Point], bool], chosen: Point | None
+) -> None:
+    for y, row in enumerate(grid.down):
+        for x, column in enumerate(grid.across):
+            point = grid.shown.get((row, column))
+            if point is None:
+                continue
+            text = _cell(point, None, lambda _: False)
+            axes.text(x, y, text, ha="center", va="center", fontsize=8)
+            if is_model(point):
+                _frame(axes, x, y, 0.44, "black")
+            if point is chosen:
+                _frame(axes, x, y, 0.48, "magenta")
+
+
+def _frame(axes: Axes, x: int, y: int, inset: float, color: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner = (x - inset, y - inset)
+    side = 2 * inset
+    axes.add_patch(
+        Rectangle(corner, side, side, fill=False, edgecolor=color, linewidth=2)
+    )
 
 
 def _minutes(point: Point | None) -> float:

@@ -40,6 +40,7 @@ class Admission:
         self._tokens = float(self._burst)
         self._refilled_s: float | None = None
         self._waiting: OrderedDict[Exchange, float] = OrderedDict()
+        self._advancing = False
 
     @property
     def waiting(self) -> int:
@@ -71,6 +72,15 @@ class Admission:
 
     def advance(self, now_s: float) -> None:
         """Time out those that waited too long and start those that may."""
+        if self._advancing:  # one that was started has ended at once
+            return
+        self._advancing = True
+        try:
+            self._advance(now_s)
+        finally:
+            self._advancing = False
+
+    def _advance(self, now_s: float) -> None:
         while self._waiting:
             exchange, since_s = next(iter(self._waiting.items()))
             if now_s - since_s >= self.queue_timeout_s:

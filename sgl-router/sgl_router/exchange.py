@@ -313,8 +313,9 @@ class Exchange:
             message = f"worker {worker.url}: {message}"
         if worker is not None and self._may_retry(worker):
             self._schedule_retry(worker)
-        else:
-            self.refuse(MessageError(status, f"worker_{stage}", message))
+            return
+        self.gateway.counts.retries_exhausted += self.attempts > 1
+        self.refuse(MessageError(status, f"worker_{stage}", message))
 
     def _may_retry(self, worker: Worker) -> bool:
         """Whether the request can be sent again and somebody else can take it."""
@@ -372,13 +373,14 @@ class Exchange:
         worker, connection = self.worker, self._connection
         assert connection is not None
         if worker is not None:
-            if head.status in RETRYABLE and self._may_retry(worker):
-                self.gateway.worker_answered(worker, head.status)
-                self._connection = None
-                connection.detach()
-                self._schedule_retry(worker)
-                return
             self.gateway.worker_answered(worker, head.status)
+            if head.status in RETRYABLE:
+                if self._may_retry(worker):
+                    self._connection = None
+                    connection.detach()
+                    self._schedule_retry(worker)
+                    return
+                self.gateway.counts.retries_exhausted += self.attempts > 1
         self.answer_started = True
         self.answered_s = time.monotonic()
         self.status = head.status

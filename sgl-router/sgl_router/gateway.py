@@ -152,7 +152,6 @@ class Gateway:
         counts.sent_bytes += exchange.sent_bytes
         if exchange.error_code:
             counts.errors[exchange.error_code] += 1
-            counts.retries_exhausted += exchange.attempts > 1
         if exchange.route.control:
             return
         if self.access_log is not None:

@@ -375,6 +375,21 @@ async def test_waiting_too_long_is_503():
         await made.settled()
 
 
+async def test_a_long_queue_is_refused_in_one_go_when_the_last_worker_goes():
+    async with bench(1, max_concurrent_requests=1, queue_size=1000) as made:
+        made.workers[0].answer = hold
+        (running,) = await made.hold("a")
+        clients = [await made.client() for _ in range(400)]
+        for client in clients:
+            await client.post()
+        await until(lambda: made.gateway.admission.waiting == 400)
+        made.gateway.pool.remove(next(iter(made.gateway.pool)))
+        running.leave()
+        assert {(await client.reply()).status for client in clients} == {503}
+        await made.settled()
+        assert made.gateway.admission.running == 0
+
+
 async def test_rate_limit_spaces_requests():
     async with bench(1, rate_limit_per_s=20.0, max_concurrent_requests=2) as made:
         started = asyncio.get_running_loop().time()

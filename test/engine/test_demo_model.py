@@ -96,10 +96,12 @@ def test_every_id_of_the_vocabulary_decodes(folder: Path) -> None:
     assert all(tokenizer.id_to_token(i) for i in range(config["vocab_size"]))
 
 
-def render(folder: Path, **values: object) -> str:
+def render(template: Path | str, **values: object) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((folder / "chat_template.jinja").read_text())
-    return template.render(add_generation_prompt=True, **values)
+    if isinstance(template, Path):
+        template = (template / "chat_template.jinja").read_text()
+    compiled = environment.from_string(template)
+    return compiled.render(add_generation_prompt=True, **values)
 
 
 def test_template_shows_tools_calls_and_results(folder: Path) -> None:
@@ -115,7 +117,7 @@ def test_template_shows_tools_calls_and_results(folder: Path) -> None:
         ],
     )
     assert text == (
-        '<|im_start|>tools\n{"function": {"name": "read_query"}}\n<|im_end|>\n'
+        '<|im_start|>system\nTools:\n{"function": {"name": "read_query"}}\n<|im_end|>\n'
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHow many?<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>{"name": "read_query", '
@@ -133,6 +135,19 @@ def test_each_turn_extends_the_one_before(folder: Path) -> None:
         {"role": "user", "content": "c"},
     ]
     assert render(folder, messages=messages).startswith(first)
+
+
+def test_a_models_own_system_message_is_kept(demo_model: ModuleType) -> None:
+    own = "{{ '<|im_start|>system\nYou \"are\" small.<|im_end|>\n' }} and so on"
+    smollm2 = sys.modules[f"{demo_model.__name__}.smollm2"]
+    template = smollm2.with_tools(own)
+    asked = {"role": "user", "content": "a"}
+    assert render(template, messages=[asked]) == (
+        '<|im_start|>system\nYou "are" small.<|im_end|>\n'
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    )
+    told = {"role": "system", "content": "b"}
+    assert "small" not in render(template, messages=[told, asked])
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(

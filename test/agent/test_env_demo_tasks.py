@@ -44,6 +44,7 @@ def test_lengths_have_a_heavy_tail() -> None:
     assert demo_tasks.draw_lengths(1, random.Random(0)) == [8]
 
 
+@pytest.mark.slow
 async def test_the_tools_of_every_kind_answer(tmp_path: Path) -> None:
     tasks = read(demo_tasks.write_tasks(3, 0, tmp_path))
     assert [task["id"].split("-")[0] for task in tasks] == ["sqlite", "git", "time"]

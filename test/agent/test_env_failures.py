@@ -126,6 +126,7 @@ def test_lost_calls_end_a_sample_and_errors_of_tools_do_not(tmp_path: Path) -> N
     assert len(jobs) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_servers_end_with_their_client(tmp_path: Path, number: signal.Signals) -> None:
     names = ["slow-1", "slow-2"]

@@ -127,6 +127,7 @@ async def test_sqlite_server_answers_and_reports_its_own_errors(tmp_path: Path) 
         await environment.close()
 
 
+@pytest.mark.slow
 async def test_git_server_with_a_hidden_repository_path(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     os.makedirs(repository)
@@ -156,6 +157,7 @@ async def test_git_server_with_a_hidden_repository_path(tmp_path: Path) -> None:
         await environment.close()
 
 
+@pytest.mark.slow
 async def test_ambiguous_names_carry_their_server(odd: dict[str, Any]) -> None:
     environment = make({"servers": {"time": TIME, "odd": odd}})
     try:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from sglang_agent.__main__ import main
 from sglang_agent.commands import report as command
+from sglang_agent.journal import Journal, read
 from sglang_agent.records import TrajectoryRecord
 from sglang_agent.report import build_report
 from sglang_agent.report.files import write_report
@@ -113,6 +116,30 @@ def test_a_lone_trace_is_only_printed(
     assert main(["report", str(tmp_path / "t.jsonl")]) == 0
     assert "makespan" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+async def test_a_killed_run_is_reported_from_its_journal(
+    tmp_path: Path, records: list[TrajectoryRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    settings = {"sample_concurrency": 7, "env_concurrency": 3, "job_order": "fcfs"}
+    (run / "config.json").write_text(json.dumps(settings))
+    write_trace(run / "trace.jsonl", [])  # of an attempt before
+    path = run / "journal.jsonl"
+    async with Journal(path, read(path), lambda: 30.0) as journal:
+        await journal.add_sample("key", records[0])
+    later = time.time() + 5
+    os.utime(path, (later, later))
+    assert main(["report", str(run)]) == 0
+    assert not (run / "report.json").exists()  # it would look like the final one
+    assert main(["report", str(run), "--output", str(tmp_path / "far")]) == 0
+    text = capsys.readouterr().out
+    assert "1 completed, 0 failed" in text
+    assert "CS 7" in text
+    assert "the run was killed or still goes on" in text
+    report = json.loads((tmp_path / "far" / "report.json").read_text())
+    assert report["attempts"]["active_s"] == 30.0
 
 
 def test_nothing_to_report_on(

@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="where to write report.json, report.txt, timeline.html, perfetto.json.gz and "
-        "plots/ (default: the run folder; nothing is written for a lone trace file)",
+        "plots/ (default: the run folder; for a lone trace, or a run that has not ended, "
+        "they are only printed)",
     )
 
 
@@ -28,16 +29,13 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from sglang_agent.report import build_report, render_text
-    from sglang_agent.report.files import read_report, write_report
-    from sglang_agent.trace import BadLine, read_trace
+    from sglang_agent.report.files import write_report
+    from sglang_agent.report.source import read_source
 
-    bad: list[BadLine] = []
-    records = read_trace(args.run_path, bad)
-    known = read_report(args.run_path) if args.run_path.is_dir() else None
-    left_out = [f"line left out: {line}" for line in bad]
-    report = build_report(records, (known or {}).get("run", {}), left_out)
-    folder = args.output or (args.run_path if args.run_path.is_dir() else None)
+    source = read_source(args.run_path)
+    report = build_report(source.records, source.run_info, source.warnings)
+    folder = args.output or source.folder
     if folder is not None:
-        write_report(report, records, folder)
+        write_report(report, source.records, folder)
     print(msgspec.json.encode(report).decode() if args.json else render_text(report))
     return 0

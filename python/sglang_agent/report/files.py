@@ -7,7 +7,6 @@ import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,18 +44,6 @@ def write_report(
         paths += write_plots(report, records, folder / PLOTS_NAME)
     report_json = msgspec.json.format(msgspec.json.encode(report), indent=1)
     return [*paths, _write(folder / REPORT_NAME, report_json)]
-
-
-def read_report(folder: Path) -> dict[str, Any] | None:
-    """The report.json of a run folder as plain data; None when there is none."""
-    path = folder / REPORT_NAME
-    if not path.is_file():
-        return None
-    try:
-        report: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path}: not a report: {error}") from error
-    return report
 
 
 def _packed(content: bytes) -> bytes:

@@ -24,6 +24,7 @@ from sglang_agent.records import (
     Outcome,
     TrajectoryRecord,
 )
+from sglang_agent.report.source import read_source
 from sglang_agent.trace import BadLine, decode_record, read_lines, trace_file
 
 ID_FIELDS = (
@@ -59,6 +60,12 @@ def read_sources(paths: Iterable[Path], id_field: str | None = None) -> Source:
     """
     source = Source()
     for path in paths:
+        if path.is_dir():
+            run = read_source(path)
+            source.bad += run.bad
+            for record in run.records:
+                _add_record(record, source)
+            continue
         file = trace_file(path)
         conversations = _agentic(file)
         if conversations is not None:

@@ -84,3 +84,14 @@ def test_tolerance_is_checked_and_used(
     )
     assert diff(tmp_path, batch(), batch(), "--duration-tolerance", "2") == 2
     assert "--duration-tolerance is 2.0" in capsys.readouterr().err
+
+
+def test_a_trace_with_a_bad_line_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diff(tmp_path, batch(), batch())
+    with (tmp_path / "a.jsonl").open("ab") as file:
+        file.write(b"{torn")
+    paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert main(["diff", *paths]) == 2
+    assert "a.jsonl:4" in capsys.readouterr().err

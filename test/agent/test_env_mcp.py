@@ -26,6 +26,7 @@ MUTE = {"command": ["python", "-c", "import sys; sys.stdin.read()"]}
 # request. The servers that people use are tested beside it.
 ODD_SERVER = """
 import json, os, sys, time
+print("said at the start", file=sys.stderr, flush=True)
 
 def get_current_time(timezone):
     return "late"
@@ -199,7 +200,8 @@ async def test_a_dead_server_fails_fast_with_its_last_words(
     try:
         await asyncio.gather(dying.open(), other.open())
         started = time.monotonic()
-        with pytest.raises(EnvironmentFailure, match=r"'odd' closed.*disk on fire"):
+        last_words = r"'odd' closed its connection; its last output: disk on fire$"
+        with pytest.raises(EnvironmentFailure, match=last_words):
             await dying.run([operation("die", words="disk on fire")])
         with pytest.raises(EnvironmentFailure, match=r"'odd' is gone.*disk on fire"):
             await dying.run([operation("identity")])

@@ -153,10 +153,11 @@ async def test_a_busy_server_is_asked_again_where_it_stopped(
 
 
 async def test_server_errors_are_transport_errors_and_a_lost_session_is_the_end(
-    refusing: tuple[Refusing, str],
+    refusing: tuple[Refusing, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, url = refusing
-    environment = make(url, headers={"X-Team": "blue"})
+    monkeypatch.setenv("WEB_TOKEN", "s3cret")
+    environment = make(url, headers={"Authorization": "Bearer ${WEB_TOKEN}"})
     await environment.open()
     server.statuses = [500, 200, 404]
     [broken] = await environment.run([operation("t")])
@@ -168,5 +169,5 @@ async def test_server_errors_are_transport_errors_and_a_lost_session_is_the_end(
         await environment.run([operation("t")])
     with pytest.raises(EnvironmentFailure, match="is gone"):
         await environment.run([operation("t")])
-    assert server.headers["X-Team"] == "blue"
+    assert server.headers["Authorization"] == "Bearer s3cret"
     await environment.close()

@@ -59,6 +59,10 @@ def test_a_taken_name_is_refused() -> None:
             {"servers": {"a": {"command": "x", "tool_timeouts_s": {"q": -1}}}},
             r"tool_timeouts_s\.q: -1",
         ),
+        (
+            {"servers": {"a": {"command": "x", "env": {"KEY": "${NO_SUCH_KEY}"}}}},
+            r"environment\.servers\.a: \$\{NO_SUCH_KEY\} is not set",
+        ),
         ({"servers": {"a": {"command": "x"}}, "share": "yes"}, r"share is 'yes'"),
     ],
 )

@@ -40,7 +40,10 @@ def test_our_own_run(tmp_path: Path) -> None:
         trajectory("d", [], 1.0),
     ]
     write_trace(tmp_path / "trace.jsonl", records)
+    with (tmp_path / "trace.jsonl").open("ab") as file:
+        file.write(b"{torn")
     source = read_sources([tmp_path])
+    assert [bad.number for bad in source.bad] == [5]
     profile = build_profile("run", source.trajectories, incomplete=source.incomplete)
     assert (profile.trajectories, profile.incomplete_trajectories) == (2, 2)
     assert profile.final_context_tokens.mean == (180 + 120) / 2

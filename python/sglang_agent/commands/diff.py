@@ -37,13 +37,16 @@ def run(args: argparse.Namespace) -> int:
     from sglang_agent.diff import Tolerance, compare
     from sglang_agent.errors import UsageError
     from sglang_agent.report import build_report
-    from sglang_agent.trace import read_trace
+    from sglang_agent.report.source import read_source
 
     if not 0 <= args.duration_tolerance < 1:
         raise UsageError(
             f"--duration-tolerance is {args.duration_tolerance}; must be from 0 to 1"
         )
-    a, b = read_trace(args.a), read_trace(args.b)
+    sources = [read_source(path) for path in (args.a, args.b)]
+    for bad in (line for source in sources for line in source.bad):
+        raise UsageError(str(bad))  # what is missing would look like a difference
+    a, b = (source.records for source in sources)
     comparison = compare(
         a,
         b,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -26,6 +28,7 @@ from sglang_agent.environments.base import EnvironmentFailure, RetryLater
 from sglang_agent.environments.blocking import run_blocking
 from sglang_agent.environments.stderr_tail import StderrTail
 
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _BUSY = (429, 503)
 _NO_SESSION = 404
 _SERVER_ERROR = 500
@@ -35,7 +38,9 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to reach one MCP server: ``command`` (stdio) or ``url`` (HTTP).
 
     A ``command`` of ``python`` is the interpreter that runs this client. Only a few
-    safe variables are inherited by a stdio server; ``env`` adds to them. A call is
+    safe variables are inherited by a stdio server; ``env`` adds to them. ``${NAME}`` in
+    ``env`` and ``headers`` is taken from this process's environment, so that secrets
+    stay out of tasks files. A call is
     given up after ``tool_timeout_s``, or after the tool's own entry in
     ``tool_timeouts_s``; without either, only the run's own limits bound it.
     """
@@ -58,12 +63,25 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _require_positive("tool_timeout_s", self.tool_timeout_s)
         for tool, limit in self.tool_timeouts_s.items():
             _require_positive(f"tool_timeouts_s.{tool}", limit)
+        expanded(self.env)
+        expanded(self.headers)
 
     def argv(self) -> list[str]:
         """The command line of a stdio server."""
         head = [self.command] if isinstance(self.command, str) else self.command or []
         program, *rest = [*head, *self.args]
         return [sys.executable if program == "python" else program, *rest]
+
+
+def expanded(values: Mapping[str, str]) -> dict[str, str]:
+    """Replace every ``${NAME}``; raises ValueError for a variable that is not set."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise ValueError(f"${{{match[1]}}} is not set in the environment")
+        return os.environ[match[1]]
+
+    return {key: _VARIABLE.sub(replace, value) for key, value in values.items()}
 
 
 def _require_positive(name: str, value: float) -> None:
@@ -154,6 +172,8 @@ class McpClient:
             async with self._connect() as session:
                 self.tools = await _all_tools(session)
                 self._session, self._opened = session, True
+                # An old server complains of the handshake; that is no last word.
+                self._stderr.forget()
                 ready.set_result(None)
                 await self._stop.wait()
         except Exception as error:
@@ -186,13 +206,13 @@ class McpClient:
         return StdioServerParameters(
             command=program,
             args=args,
-            env={**self.server.env, **mark},
+            env={**expanded(self.server.env), **mark},
             cwd=self.server.cwd,
         )
 
     def _http_client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
-            headers=self.server.headers,
+            headers=expanded(self.server.headers),
             timeout=httpx2.Timeout(30.0, read=None),
             event_hooks={"response": [self._note_refusal]},
         )

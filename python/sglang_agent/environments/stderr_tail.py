@@ -43,6 +43,11 @@ class StderrTail:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-_LINES:]
 
+    def forget(self) -> None:
+        """Drop what was written so far."""
+        self._drain()
+        self._tail = b""
+
     def _drain(self) -> None:
         while self._read_end is not None:
             try:

@@ -17,7 +17,7 @@ from sglang_agent.trace import TRACE_NAME, BadLine, read_trace
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Records, what the run knew of itself, and lines for the report's warnings.
+    """Records, what the run knew of itself, and trace lines that could not be read.
 
     ``folder`` is where the report belongs: None for a lone trace, and for a run that
     has not ended, whose report would look like the final one.
@@ -25,8 +25,17 @@ class Source(msgspec.Struct, frozen=True):
 
     records: list[TrajectoryRecord]
     run_info: dict[str, Any]
-    warnings: list[str]
+    bad: list[BadLine] = []
     folder: Path | None = None
+    ended: bool = True
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the records has to know, in lines."""
+        lines = [f"line left out: {line}" for line in self.bad]
+        if not self.ended:
+            lines.append("from the journal: the run was killed or still goes on")
+        return lines
 
 
 def read_source(path: Path) -> Source:
@@ -41,8 +50,7 @@ def read_source(path: Path) -> Source:
     records = read_trace(path, bad)
     folder = path if path.is_dir() else None
     known = _read_object(folder / REPORT_NAME) if folder else {}
-    lines = [f"line left out: {line}" for line in bad]
-    return Source(records, known.get("run", {}), lines, folder)
+    return Source(records, known.get("run", {}), bad, folder)
 
 
 def _journal_is_newer(folder: Path) -> bool:
@@ -66,8 +74,7 @@ def _from_journal(folder: Path) -> Source:
         "attempts": attempt_spans(history),
         "changes": msgspec.to_builtins(history.changes),
     }
-    line = "from the journal: the run was killed or still goes on"
-    return Source(list(history.samples.values()), info, [line])
+    return Source(list(history.samples.values()), info, ended=False)
 
 
 def attempt_spans(history: History) -> list[dict[str, float]]:

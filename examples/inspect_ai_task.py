@@ -1,35 +1,24 @@
 """An inspect-ai task whose tool calls wait in order of chain depth.
 
-inspect limits samples, and subprocesses by a semaphore. Here its tool takes a slot of
-one scheduler instead; the trajectory is kept in the sample's store. Each assistant
-message is a completed turn, and inspect has timed it.
+The loop is inspect's usual one: generate, run the tools that were called, go on. One
+scheduler for the process takes the place of the sandbox or subprocess semaphore.
 """
 
 from __future__ import annotations
 
+import time
+
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageAssistant, ModelOutput
-from inspect_ai.solver import TaskState, basic_agent, sample_state
+from inspect_ai.model import execute_tools
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, Solver, TaskState, solver, use_tools
 from inspect_ai.tool import Tool, tool
 from inspect_ai.util import subprocess
 
 from sglang_agent import ActionScheduler, Trajectory
 
 ACTIONS = ActionScheduler(capacity=3, policy="caas")
-
-
-def trajectory_of(state: TaskState) -> Trajectory:
-    """Bring the sample's trajectory up to date with the turns it has done."""
-    trajectory: Trajectory = state.store.get("trajectory", None) or Trajectory(
-        f"{state.sample_id}-{state.epoch}"
-    )
-    state.store.set("trajectory", trajectory)
-    turns = sum(isinstance(m, ChatMessageAssistant) for m in state.messages)
-    last: ModelOutput = state.output
-    while trajectory.turns < turns:
-        trajectory.complete_turn(last.time or 0.0)
-    return trajectory
 
 
 @tool
@@ -40,18 +29,35 @@ def shell() -> Tool:
         Args:
             command: What to run.
         """
-        state = sample_state()
-        assert state is not None
-        async with ACTIONS.slot(trajectory_of(state), server="shell"):
-            done = await subprocess(["sh", "-c", command], timeout=30)
+        done = await subprocess(["sh", "-c", command], timeout=30)
         return done.stdout
 
     return execute
 
 
+@solver
+def tool_loop() -> Solver:
+    """Generate and act until the model answers without a call."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        trajectory = Trajectory(label=f"{state.sample_id}-{state.epoch}")
+        while not state.completed:
+            start_s = time.monotonic()
+            state = await generate(state, tool_calls="none")
+            trajectory.complete_turn(time.monotonic() - start_s)
+            if not state.output.message.tool_calls:
+                break
+            async with ACTIONS.slot(trajectory):
+                done = await execute_tools(state.messages, state.tools)
+            state.messages.extend(done.messages)
+        return state
+
+    return solve
+
+
 @task
 def count_lines(samples: int = 8) -> Task:
-    """A small local task: count lines with the shell, submit the number."""
+    """A small local task: count lines with the shell and say the number."""
     return Task(
         dataset=[
             Sample(
@@ -59,5 +65,6 @@ def count_lines(samples: int = 8) -> Task:
             )
             for n in range(1, samples + 1)
         ],
-        solver=basic_agent(tools=[shell()], message_limit=20),
+        solver=[use_tools(shell()), tool_loop()],
+        scorer=includes(),
     )

@@ -116,23 +116,34 @@ def test_mini_swe_agent_runs_its_commands_through_one_scheduler(
     assert statistics.running == 0
 
 
+@pytest.mark.filterwarnings("ignore")  # of inspect's own dependencies
 def test_an_inspect_task_runs_its_tools_through_one_scheduler(tmp_path: Path) -> None:
     inspect_ai = pytest.importorskip(
         "inspect_ai", reason="needs inspect-ai, which pins packages of its own"
     )
     example = load("inspect_ai_task.py")
-    from inspect_ai.model import ModelOutput, get_model
+    models = importlib.import_module("inspect_ai.model")
 
-    def outputs() -> Iterator[Any]:
-        while True:
-            yield ModelOutput.for_tool_call("mockllm/model", "shell", {"command": "id"})
-            yield ModelOutput.for_tool_call("mockllm/model", "submit", {"answer": "1"})
+    def answer(messages: list[Any], *_: Any) -> Any:
+        """Call the shell, read what it printed, say it."""
+        last = messages[-1]
+        count = {"command": f"seq {messages[0].text.split()[5]} | wc -l"}
+        name = "mockllm/model"
+        output = (
+            models.ModelOutput.from_content(name, last.text)
+            if last.role == "tool"
+            else models.ModelOutput.for_tool_call(name, "shell", count)
+        )
+        # Without a usage inspect counts tokens, with a table from the network.
+        output.usage = models.ModelUsage(input_tokens=9, output_tokens=9)
+        return output
 
-    model = get_model("mockllm/model", custom_outputs=outputs())
+    model = models.get_model("mockllm/model", custom_outputs=answer)
     (log,) = inspect_ai.eval(
         example.count_lines(4), model=model, log_dir=str(tmp_path), display="none"
     )
-    assert log.status == "success"
+    assert log.status == "success", log.error
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0
     statistics = example.ACTIONS.statistics()
     assert 1 <= statistics.peak_running <= 3
     assert statistics.running == 0

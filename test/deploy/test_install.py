@@ -62,6 +62,7 @@ def install(python: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the script as the images do."""
     command = [DOCKER / "install.sh", *options, python]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["PIP_NO_COMPILE"] = "1"  # saves 15 s; Python compiles what it imports
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 

@@ -63,6 +63,8 @@ batch() {
         --sample-concurrency "${SAMPLE_CONCURRENCY:-12}"
         --env-concurrency "${ENV_CONCURRENCY:-4}"
     )
+    # Named, because a gateway without a key cannot ask workers with one what they serve.
+    [[ -z ${MODEL:-} ]] || flags+=(--model "$MODEL")
     [[ -z ${TOOL_CHOICE:-} ]] || flags+=(--tool-choice "$TOOL_CHOICE")
     [[ -z ${API_KEY:-} ]] || flags+=(--api-key-env API_KEY)
     exec python3 -m sglang_agent run "$TASKS" "${flags[@]}" "$@"

@@ -5,13 +5,12 @@ BIN := .venv/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 MODEL ?=
 WORKER_FLAGS ?=
-BENCH_FLAGS ?=
 SCALE ?= 1/8
 ARGS ?=
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler reproduce clean
+.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router reproduce clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -56,15 +55,8 @@ reproduce: setup ## simulate the paper's figures and tables (SCALE=1/8; stop and
 	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE) $(ARGS)
 	$(RUN) benchmark/paper/claims.py --scale $(SCALE)
 
-bench-scheduler: setup ## CPU seconds each schedule policy spends on priorities (BENCH_FLAGS=--quick)
-	@mkdir -p build/bench
-	$(RUN) benchmark/scheduler/bench.py --output build/bench/scheduler.json $(BENCH_FLAGS)
-
-bench-router: setup ## the gateway beside smg, sglang-router, HAProxy and nginx (BENCH_FLAGS=--allow-missing)
-	$(RUN) benchmark/router/bench_router.py --install $(BENCH_FLAGS)
-
-reproduce: setup ## the paper's figures and tables in virtual time (SCALE=1/8), resumable
-	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE)
+bench-router: setup ## the gateway beside smg, sglang-router, HAProxy and nginx (ARGS=--allow-missing)
+	$(RUN) benchmark/router/bench_router.py --install $(ARGS)
 
 clean: ## remove .venv and build output of this clone (the package cache stays)
 	@$(PYTHON) scripts/setup_env.py --clean

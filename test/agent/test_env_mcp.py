@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_agent import demo_tasks, side_packages
-from sglang_agent.environments import registry
+from sglang_agent.environments import registry, starting
 from sglang_agent.environments.base import Environment, EnvironmentFailure
 from sglang_agent.records import Operation
 
@@ -279,6 +279,23 @@ async def test_opening_can_be_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await environment.close()
+
+
+async def test_servers_take_turns_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting.os, "cpu_count", lambda: 2)
+    # Six servers that take 0.3 s each, two at a time.
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(0.3)\n" + ODD_SERVER)
+    server = {"command": [sys.executable, str(slow)], "start_timeout_s": 30}
+    environments = [make({"servers": {"odd": server}}) for _ in range(6)]
+    started = time.monotonic()
+    try:
+        await asyncio.gather(*(e.open() for e in environments))
+        assert time.monotonic() - started >= 0.9
+    finally:
+        await asyncio.gather(*(e.close() for e in environments))
 
 
 @pytest.mark.parametrize(

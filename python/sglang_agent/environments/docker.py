@@ -15,6 +15,7 @@ from pathlib import Path
 from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure
 from sglang_agent.environments.process import Finished, run_limited
+from sglang_agent.environments.starting import start_turn
 
 OWNER_LABEL = "sglang-agent.owner"
 _WORKDIR = "/work"
@@ -52,12 +53,13 @@ class Container:
         # Asked for by name as well, so that a start that is cancelled halfway can
         # still be undone.
         self._id = f"sglang-agent-{os.getpid()}-{folder.name}"
-        await _docker(
-            "run", "--detach", "--rm", "--init", f"--name={self._id}",
-            f"--label={OWNER_LABEL}={leases.owner()}", *self._limits, *variables,
-            f"--volume={folder}:{_WORKDIR}", f"--workdir={_WORKDIR}",
-            self._image, "sleep", "infinity",
-        )  # fmt: skip
+        async with start_turn():
+            await _docker(
+                "run", "--detach", "--rm", "--init", f"--name={self._id}",
+                f"--label={OWNER_LABEL}={leases.owner()}", *self._limits, *variables,
+                f"--volume={folder}:{_WORKDIR}", f"--workdir={_WORKDIR}",
+                self._image, "sleep", "infinity",
+            )  # fmt: skip
 
     async def run(self, command: str, folder: Path) -> Finished:
         """Run one command in it; ``timeout`` inside ends what docker exec cannot."""

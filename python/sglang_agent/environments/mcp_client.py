@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure, RetryLater
 from sglang_agent.environments.blocking import run_blocking
+from sglang_agent.environments.starting import start_turn
 from sglang_agent.environments.stderr_tail import StderrTail
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -117,7 +118,15 @@ class McpClient:
         return self._session is not None
 
     async def start(self) -> None:
-        """Connect and list the tools; raises :class:`EnvironmentFailure`."""
+        """Connect and list the tools; raises :class:`EnvironmentFailure`.
+
+        A stdio server is a new process, so it waits for its turn to start.
+        """
+        turn = start_turn() if self.server.url is None else contextlib.nullcontext()
+        async with turn:
+            await self._start()
+
+    async def _start(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=f"mcp-{self.name}")
         try:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from sglang_agent.records import InferenceStage, TrajectoryRecord
+from sglang_agent.report.stages import inferences
 
 FLAT_TURNS = 50
 LEAST_REQUESTS = 10
@@ -44,7 +45,7 @@ class FlatReuse:
 def flat_reuse(records: Sequence[TrajectoryRecord]) -> list[str]:
     """The alarms that :class:`FlatReuse` would have raised during the run."""
     watch = FlatReuse()
-    turns = sorted(_turns(records), key=lambda stage: stage.end_s)
+    turns = sorted(inferences(records), key=lambda stage: stage.end_s)
     return [line for line in map(watch.observe, turns) if line]
 
 
@@ -52,7 +53,7 @@ def broken_reuse(records: Sequence[TrajectoryRecord]) -> str | None:
     """Says from which turn on no request of the batch found anything cached."""
     requests: dict[int, int] = defaultdict(int)
     cached: dict[int, int] = defaultdict(int)
-    for stage in _turns(records):
+    for stage in inferences(records):
         requests[stage.turn] += 1
         cached[stage.turn] += stage.cached_tokens
     broken: list[int] = []
@@ -68,12 +69,3 @@ def broken_reuse(records: Sequence[TrajectoryRecord]) -> str | None:
         "on; do the workers report cached tokens (--enable-cache-report), and does "
         "the cached state cover the shared prefix?"
     )
-
-
-def _turns(records: Sequence[TrajectoryRecord]) -> list[InferenceStage]:
-    return [
-        stage
-        for record in records
-        for stage in record.stages
-        if isinstance(stage, InferenceStage)
-    ]

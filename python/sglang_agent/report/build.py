@@ -24,6 +24,7 @@ from sglang_agent.report.model import (
     WorkerShare,
 )
 from sglang_agent.report.spans import Span, concurrency, spread, time_to
+from sglang_agent.report.stages import inferences, jobs
 from sglang_agent.report.tail import opening_s, tail_samples, turns_of
 
 
@@ -52,7 +53,7 @@ def build_report(
         attempts=attempts,
         makespan_s=makespan,
         **_completion(ends),
-        **_tokens(_inferences(records)),
+        **_tokens(inferences(records)),
         **_inference(records, makespan, run_info.get("workers", ())),
         **_environment(records, makespan),
         turns_per_trajectory=spread(turns_of(record) for record in records),
@@ -136,7 +137,7 @@ def _reuse(stages: Sequence[InferenceStage]) -> dict[str, Any]:
 def _inference(
     records: Sequence[TrajectoryRecord], makespan: float, workers: Iterable[str]
 ) -> dict[str, Any]:
-    stages = _inferences(records)
+    stages = inferences(records)
     firsts = [
         (stage, stage.first_token_s)
         for stage in stages
@@ -194,29 +195,21 @@ def _share(name: str, stages: Sequence[InferenceStage], total: int) -> WorkerSha
 def _environment(
     records: Sequence[TrajectoryRecord], makespan: float
 ) -> dict[str, Any]:
-    jobs = [
-        stage
-        for record in records
-        for stage in record.stages
-        if isinstance(stage, EnvironmentStage) and _is_job(stage)
-    ]
+    all_jobs = jobs(records)
     by_server: dict[str, list[EnvironmentStage]] = defaultdict(list)
-    for job in jobs:
+    for job in all_jobs:
         by_server[job.server or "unnamed"].append(job)
     return {
-        "running_jobs": concurrency([(j.started_s, j.ended_s) for j in jobs], makespan),
-        "waiting_jobs": concurrency(
-            [(j.queued_s, j.started_s) for j in jobs], makespan
+        "running_jobs": concurrency(
+            [(j.started_s, j.ended_s) for j in all_jobs], makespan
         ),
-        "queue_s": spread(job.started_s - job.queued_s for job in jobs),
-        "service_s": spread(job.ended_s - job.started_s for job in jobs),
+        "waiting_jobs": concurrency(
+            [(j.queued_s, j.started_s) for j in all_jobs], makespan
+        ),
+        "queue_s": spread(job.started_s - job.queued_s for job in all_jobs),
+        "service_s": spread(job.ended_s - job.started_s for job in all_jobs),
         "by_server": [_server(name, by_server[name]) for name in sorted(by_server)],
     }
-
-
-def _is_job(stage: EnvironmentStage) -> bool:
-    """Whether it went through the job queue: what a user says next does not."""
-    return bool(stage.operations) or stage.ended_s > stage.queued_s
 
 
 def _server(name: str, jobs: Sequence[EnvironmentStage]) -> ServerTimes:
@@ -245,15 +238,6 @@ def _warnings(
             f"{len(abandoned)} environment jobs ignored their end and were left"
         )
     return [*run_info.get("warnings", ()), *found]
-
-
-def _inferences(records: Sequence[TrajectoryRecord]) -> list[InferenceStage]:
-    return [
-        stage
-        for record in records
-        for stage in record.stages
-        if isinstance(stage, InferenceStage)
-    ]
 
 
 def _spans(stages: Iterable[InferenceStage]) -> list[Span]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sglang_agent.report.perfetto import chrome_trace
 from sglang_agent.report.plots import write_plots
 from sglang_agent.report.text import render_text
 from sglang_agent.report.timeline import render_html
+from sglang_agent.runfolder import replace
 
 REPORT_NAME = "report.json"
 TEXT_NAME = "report.txt"
@@ -52,6 +52,5 @@ def _packed(content: bytes) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    return scratch.replace(path)
+    replace(path, content)
+    return path

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_agent.errors import UsageError
-from sglang_agent.records import EnvironmentStage, InferenceStage, TrajectoryRecord
+from sglang_agent.records import TrajectoryRecord
 from sglang_agent.report.model import Report
 from sglang_agent.report.spans import Span, counts
+from sglang_agent.report.stages import inferences, jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,14 +73,12 @@ def _concurrency(
 
 
 def _kinds(records: Sequence[TrajectoryRecord]) -> dict[str, list[Span]]:
-    stages = [stage for record in records for stage in record.stages]
-    jobs = [stage for stage in stages if isinstance(stage, EnvironmentStage)]
-    turns = [stage for stage in stages if isinstance(stage, InferenceStage)]
+    turns, work = inferences(records), jobs(records)
     return {
         "active samples": [(r.admitted_s, r.ended_s) for r in records],
         "inference in flight": [(turn.start_s, turn.end_s) for turn in turns],
-        "environment jobs running": [(job.started_s, job.ended_s) for job in jobs],
-        "environment jobs waiting": [(job.queued_s, job.started_s) for job in jobs],
+        "environment jobs running": [(job.started_s, job.ended_s) for job in work],
+        "environment jobs waiting": [(job.queued_s, job.started_s) for job in work],
     }
 
 

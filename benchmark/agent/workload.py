@@ -19,7 +19,7 @@ TURNS = 10
 SAMPLE_CONCURRENCY = 2_000
 ENV_CONCURRENCY = 64
 
-CLIENT_CORE, SERVER_CORE = 0, 1
+CLIENT_CORE, SERVER_CORE = 0, 1  # of those this process may use
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -270,3 +272,38 @@ def test_labels_are_valid_unique_and_stable() -> None:
     assert label != make_label("täsk 1 " + "x" * 200, "key-2")
     assert len(label) <= 128
     assert re.fullmatch(r"[\x21-\x7e]+", label)
+
+
+def test_a_default_env_concurrency_is_finite_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 1)
+    with serving(StubWorker()) as url, registered(StubKind()):
+        command = arguments(tasks, url, tmp_path / "run")
+        at = command.index("--env-concurrency")
+        assert main(command[:at] + command[at + 2 :]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"1 samples, CS=4 \(given\), CE=\d+ \(2 per CPU core\)", first)
+
+
+def test_help_tells_counts_from_concurrency(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "how many samples, not how many at once: --limit SAMPLES" in text
+    assert "both limits hold for the whole run, over all tasks:" in text
+    assert not re.search(r"(^|\s)-n\b", text)
+
+
+def test_the_library_needs_nothing_but_python() -> None:
+    code = (
+        "import sglang_agent, sys;"
+        "print(sorted({'aiohttp', 'msgspec', 'orjson', 'rich', 'sglang'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -36,7 +36,7 @@ class AccessLog:
         label = exchange.label
         self._lines.append(
             f'{{"time":{time_s:.3f},"event":"request",'
-            f'"id":{_quoted(exchange.request_id.decode("latin-1"))},'
+            f'"id":{_quoted(exchange.request_id[:128].decode("latin-1"))},'
             f'"method":"{exchange.head.method.decode()}","route":"{exchange.route.name}",'
             f'"status":{exchange.status},"worker":"{exchange.worker_url}",'
             f'"label":{_quoted(label) if label is not None else "null"},'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -39,10 +40,18 @@ def set_up_logging(settings: Settings) -> None:
     logging.getLogger("uvicorn").setLevel("WARNING")
 
 
+def allow_open_files() -> None:
+    """Raise the limit of open files to what the system allows: a stream needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gateway until it is told to stop; the exit code."""
     settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
     set_up_logging(settings)
+    allow_open_files()
     try:
         uvloop.run(serve(settings))
     except (StartError, SettingsError) as error:

@@ -79,6 +79,22 @@ class Wire:
         self.writer.transport.abort()
 
 
+class EndingReader(asyncio.StreamReader):
+    """A reader that tells when its connection has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=2**22, loop=asyncio.get_running_loop())
+        self.ended = asyncio.Event()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.ended.set()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self.ended.set()
+
+
 class StubWorker:
     """An HTTP worker whose answers a test scripts; probes are answered by itself."""
 
@@ -100,8 +116,12 @@ class StubWorker:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, ssl: Any = None) -> None:
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, ssl=ssl, backlog=1024
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: asyncio.StreamReaderProtocol(EndingReader(), self._serve),
+            "127.0.0.1",
+            self.port,
+            ssl=ssl,
+            backlog=4096,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -114,9 +134,7 @@ class StubWorker:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, reader: EndingReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -132,9 +150,7 @@ class StubWorker:
             self._open.discard(task)
             writer.close()
 
-    async def _one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def _one(self, reader: EndingReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         seen = parse_head(head)
         if seen.target in ("/health", "/server_info", "/get_server_info", "/v1/models"):
@@ -156,9 +172,8 @@ class StubWorker:
                 await watcher
         return not writer.transport.is_closing()
 
-    async def _watch(self, reader: asyncio.StreamReader, seen: Seen) -> None:
-        while not reader.at_eof():  # noqa: ASYNC110 - a reader tells no one of its end
-            await asyncio.sleep(0.005)
+    async def _watch(self, reader: EndingReader, seen: Seen) -> None:
+        await reader.ended.wait()
         seen.gone.set()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from router_harness import Seen, StubWorker, Wire, bench, parse_head, until
@@ -143,6 +145,53 @@ async def test_process_serves_logs_without_prompts_and_stops_on_sigterm():
     assert "secretprompt" not in told
     assert "sesame" not in told
     await worker.stop()
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.slow
+async def test_two_thousand_open_streams_fit_in_150_mb():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    release = asyncio.Event()
+
+    async def answer(seen: Seen, wire: Wire) -> None:
+        await wire.start_chunked()
+        await wire.chunk(b"data: 1\n\n")
+        await release.wait()
+        await wire.end_chunked()
+
+    worker = StubWorker()
+    worker.answer = answer
+    await worker.start()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--port", "0", "--prometheus-port", "0", "--worker-urls", worker.url,
+        "--disable-access-log", stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    told = await process.stderr.readline()
+    port = int(re.search(rb"127\.0\.0\.1:(\d+)", told)[1])
+    await process.stderr.readuntil(b"is up\n")
+    body = b"p" * 2000
+    request = b"POST /generate HTTP/1.1\r\nHost: g\r\nContent-Length: 2000\r\n\r\n"
+    clients = []
+    for _ in range(2000):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request + body)
+        await reader.readuntil(b"data: 1\n\n")
+        clients.append((reader, writer))
+    assert resident_bytes(process.pid) < 150 * 2**20
+    release.set()
+    for reader, writer in clients:
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
+    await worker.stop()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="module")

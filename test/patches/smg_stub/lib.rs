@@ -18,10 +18,6 @@ pub mod routers {
         pub mod header_utils {
             use crate::policies::Headers;
 
-            pub fn extract_target_worker(headers: Option<&Headers>) -> Option<&str> {
-                headers.and_then(|h| h.target_worker.as_deref())
-            }
-
             pub fn extract_routing_key_hint(headers: Option<&Headers>) -> Option<&str> {
                 headers.and_then(|h| h.routing_key.as_deref())
             }
@@ -122,7 +118,6 @@ pub mod policies {
 
     #[derive(Debug, Default)]
     pub struct Headers {
-        pub target_worker: Option<String>,
         pub routing_key: Option<String>,
     }
 

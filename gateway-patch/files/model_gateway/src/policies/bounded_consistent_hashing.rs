@@ -30,7 +30,7 @@ use std::{
 use super::{LoadBalancingPolicy, SelectWorkerInfo};
 use crate::{
     observability::metrics::Metrics,
-    routers::common::header_utils::{extract_routing_key_hint, extract_target_worker},
+    routers::common::header_utils::extract_routing_key_hint,
     worker::{HashRing, Worker},
 };
 
@@ -59,8 +59,6 @@ impl Default for BoundedConsistentHashingConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Branch {
     NoHealthyWorkers,
-    TargetWorkerHit,
-    TargetWorkerMiss,
     Home,
     Spill,
     Fallback,
@@ -72,8 +70,6 @@ impl Branch {
     const fn as_str(self) -> &'static str {
         match self {
             Self::NoHealthyWorkers => "no_healthy_workers",
-            Self::TargetWorkerHit => "target_worker_hit",
-            Self::TargetWorkerMiss => "target_worker_miss",
             Self::Home => "home",
             Self::Spill => "spill",
             Self::Fallback => "fallback",
@@ -166,16 +162,6 @@ impl BoundedConsistentHashingPolicy {
         workers: &[Arc<dyn Worker>],
         info: &SelectWorkerInfo,
     ) -> (Option<usize>, Branch) {
-        if let Some(target) = extract_target_worker(info.headers) {
-            let index = target.parse::<usize>().ok().filter(|index| {
-                workers
-                    .get(*index)
-                    .is_some_and(|w| w.is_healthy_and_eligible())
-            });
-            let branch = index.map_or(Branch::TargetWorkerMiss, |_| Branch::TargetWorkerHit);
-            return (index, branch);
-        }
-
         let candidates: HashMap<&str, Candidate> = workers
             .iter()
             .enumerate()

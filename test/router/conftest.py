@@ -5,10 +5,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_asyncio_loop_factories(

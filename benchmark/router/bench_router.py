@@ -346,6 +346,59 @@ def plot(summary: dict[str, object], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def many_streams(folder: Path, streams: int = 2000) -> dict[str, float]:
+    """Our resident memory while ``streams`` event streams are open."""
+    chosen = [contender for contender in CONTENDERS if contender.name == "ours"]
+    with serving(folder, chosen, "slow") as (under,):
+        assert under.process is not None
+        idle = resident_mb(under.process.pid)
+        command = [
+            str(folder / "load"),
+            str(under.port),
+            str(streams),
+            "8",
+            "1000",
+            "once",
+        ]
+        load = subprocess.Popen(pinned(LOAD_CORE, command), stdout=subprocess.PIPE)
+        peak = 0.0
+        while load.poll() is None:
+            time.sleep(0.1)
+            peak = max(peak, resident_mb(under.process.pid))
+        assert load.stdout is not None
+        result = json.loads(load.stdout.read())
+    return {
+        "streams": streams,
+        "idle_mb": idle,
+        "peak_mb": peak,
+        "finished": result["requests"],
+        "errors": result["errors"],
+    }
+
+
+def pick_microseconds(workers: int = 64, picks: int = 100_000) -> float:
+    """One LBCH pick among ``workers``, best of five."""
+    code = (
+        "import sys, time; from sgl_router.policies import make_policy\n"
+        "workers = [f'http://10.0.0.{i}:8000' for i in range(int(sys.argv[1]))]\n"
+        "loads = {w: i % 5 for i, w in enumerate(workers)}\n"
+        "policy = make_policy('lbch', workers)\n"
+        "labels = [f'trajectory-{i}' for i in range(1000)] * (int(sys.argv[2]) // 1000)\n"
+        "best = 1e9\n"
+        "for _ in range(6):\n"
+        "    start = time.perf_counter()\n"
+        "    for label in labels: policy.pick(label, loads)\n"
+        "    best = min(best, time.perf_counter() - start)\n"
+        "print(best / len(labels) * 1e6)"
+    )
+    command = [sys.executable, "-c", code, str(workers), str(picks)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "sgl-router")}
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    )
+    return float(done.stdout)
+
+
 def machine() -> dict[str, object]:
     """What the figures were measured on."""
     model = "unknown"
@@ -419,9 +472,17 @@ def main() -> int:
     samples = run_rounds(folder, contenders, scenarios, given.rounds, given.seconds)
     summary = summarise(samples)
     goals = judge(summary)
+    streams, pick = many_streams(folder), pick_microseconds()
+    goals += [
+        {"measure": "MB at 2,000 open streams", "at_most": 150,
+         "value": round(streams["peak_mb"], 1), "met": streams["peak_mb"] <= 150},
+        {"measure": "microseconds a pick among 64 workers", "at_most": 5,
+         "value": round(pick, 2), "met": pick < 5},
+    ]  # fmt: skip
     report = {
         "machine": about, "versions": versions, "rounds": given.rounds,
-        "seconds": given.seconds, "summary": summary, "goals": goals, "samples": samples,
+        "seconds": given.seconds, "summary": summary, "goals": goals, "streams": streams,
+        "samples": samples,
     }  # fmt: skip
     (folder / "router.json").write_text(json.dumps(report, indent=1) + "\n")
     plot(summary, folder / "router.png")

@@ -13,7 +13,7 @@ import pytest
 from .conftest import SHARED_FLAGS
 from .engine_server import EngineServer, running_engine
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 HEADER = "x-smg-routing-key"
 FLAGS = (*SHARED_FLAGS, "--schedule-policy", "routing-prefix")

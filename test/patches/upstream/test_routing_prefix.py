@@ -5,6 +5,7 @@ import contextlib
 import io
 import unittest
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from sglang.srt.managers.routing_prefix import (
     LabelSet,
@@ -20,7 +21,6 @@ from sglang.srt.managers.routing_prefix_args import (
     resolve_settings,
     routing_prefix_section,
 )
-from sglang.srt.runtime_context import get_context
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.test_utils import CustomTestCase
 
@@ -334,28 +334,36 @@ class TestArguments(CustomTestCase):
             "integer\n",
         )
 
+    def resolve(self, given, published, max_running_requests):
+        """Resolve with a flag, and with what sizing published over it."""
+        module = "sglang.srt.managers.routing_prefix_args"
+        args = SimpleNamespace(routing_prefix_capacity=given)
+        schedule = SimpleNamespace(
+            routing_prefix_capacity=published, routing_prefix_overtake_limit=None
+        )
+        with (
+            patch(f"{module}.get_context", lambda: SimpleNamespace(server_args=args)),
+            patch(f"{module}.get_schedule", lambda: schedule),
+        ):
+            return resolve_settings(max_running_requests)
+
     def test_the_capacity_says_where_it_comes_from(self):
         for given, published, expected in (
             (None, None, (9, "max_running_requests")),
             (None, 5, (5, "reference_concurrency")),
-            (3, None, (3, "flag")),
+            (3, 3, (3, "flag")),
         ):
-            with (
-                self.subTest(expected=expected),
-                get_context().override_server_args(routing_prefix_capacity=given),
-            ):
-                if published is not None:
-                    get_context().override("test", routing_prefix_capacity=published)
-                settings = resolve_settings(9)
+            with self.subTest(expected=expected):
+                settings = self.resolve(given, published, 9)
                 found = (settings.capacity, settings.capacity_origin)
                 self.assertEqual(found, expected)
 
     def test_a_scheduler_that_runs_nothing_has_no_capacity(self):
-        with (
-            get_context().override_server_args(),
-            self.assertRaisesRegex(ValueError, "routing_prefix_capacity: 0 "),
-        ):
-            resolve_settings(0)
+        for running in (0, None):
+            with self.assertRaisesRegex(
+                ValueError, f"routing_prefix_capacity: {running}"
+            ):
+                self.resolve(None, None, running)
 
     def test_flags_without_the_policy_are_named_in_a_warning(self):
         args = self.args(schedule_policy="lpm", routing_prefix_capacity=4)

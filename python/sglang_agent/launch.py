@@ -29,6 +29,7 @@ from sglang_agent.control import Control, serving, serving_metrics
 from sglang_agent.conversation import ChatConversation, ConversationLimits
 from sglang_agent.environments import registry
 from sglang_agent.environments.base import Environment
+from sglang_agent.gate import Gate
 from sglang_agent.inference import workers
 from sglang_agent.inference.chat import ChatClient
 from sglang_agent.inference.http import HttpSettings, HttpTransport
@@ -270,6 +271,8 @@ class Run:
             state=self.state,
             # Times go on from where the attempts before stopped, gaps left out.
             origin_s=self.started_s - self.history.active_s,
+            # Hundreds of servers started together would starve each other.
+            starts=Gate(settings.env_concurrency, clock=self.clock),
             close_timeout_s=settings.grace_s,
             sample_retries=settings.sample_retries,
             turn_done=self._watch_reuse,

@@ -22,6 +22,7 @@ from sglang_agent.environments.base import (
     UserEnvironment,
 )
 from sglang_agent.errors import JobAbandoned, QueueTimeout
+from sglang_agent.gate import Gate
 from sglang_agent.inference import InferenceClient, InferenceFailure
 from sglang_agent.jobs import JobLimits, JobOutcome, JobRunner
 from sglang_agent.labels import current_label
@@ -67,6 +68,7 @@ class SamplePlan:
 class Services:
     """What all samples of a run share. ``origin_s`` is the zero of recorded times.
 
+    ``starts`` bounds how many environments are being started at once.
     ``turn_done`` hears of every finished turn, whatever becomes of its sample.
     """
 
@@ -74,6 +76,7 @@ class Services:
     jobs: JobRunner
     state: BatchState
     origin_s: float
+    starts: Gate | None = None
     close_timeout_s: float = 10.0
     sample_retries: int = 0
     turn_done: Callable[[InferenceStage], None] | None = None
@@ -144,7 +147,7 @@ class SampleRunner:
             if self._plan.environment is not None:
                 self._move(Stage.OPENING)
                 environment = self._plan.environment()
-                self._tools = list(await environment.open())
+                self._tools = await self._open(environment)
             conversation = self._plan.converse(self._tools or [])
             await self._talk(conversation, environment)
             return await self._grade(conversation, environment)
@@ -160,6 +163,16 @@ class SampleRunner:
         finally:
             if environment is not None:
                 await self._close(environment)
+
+    async def _open(self, environment: Environment) -> list[ToolDefinition]:
+        starts = self._services.starts
+        if starts is None:
+            return list(await environment.open())
+        ticket = await starts.acquire(self._plan.label)
+        try:
+            return list(await environment.open())
+        finally:
+            starts.release(ticket)
 
     async def _talk(
         self, conversation: Conversation, environment: Environment | None

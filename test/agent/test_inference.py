@@ -152,12 +152,14 @@ async def test_retry_after_is_honoured() -> None:
             return None
         return web.Response(status=429, headers={"retry-after": "0.2"})
 
-    async with StubWorker(fault=busy_once).serving() as url:
+    worker = StubWorker(fault=busy_once)
+    async with worker.serving() as url:
         client = ChatClient(transport(url), "stub")
         before = time.monotonic()
         assert (await client.complete(turn())).attempts == 2
         assert time.monotonic() - before >= 0.2
         await client.close()
+    assert worker.aborted == []  # what was refused does not run
 
 
 async def test_an_error_inside_a_stream_is_retried() -> None:
@@ -170,6 +172,31 @@ async def test_an_error_inside_a_stream_is_retried() -> None:
     async with StubWorker(fault=broken_once).serving() as url:
         client = ChatClient(transport(url), "stub", stream=True)
         assert (await client.complete(turn())).attempts == 2
+        await client.close()
+
+
+async def test_a_request_that_the_server_gave_up_is_asked_again() -> None:
+    def aborted_once(number: int, _: dict[str, Any]) -> web.Response | None:
+        if number > 1:
+            return None
+        choice = {"message": {"content": "hal"}, "finish_reason": "abort"}
+        return web.json_response({"choices": [choice], "usage": {}})
+
+    async with StubWorker(fault=aborted_once).serving() as url:
+        client = ChatClient(transport(url), "stub")
+        assert (await client.complete(turn())).attempts == 2
+        await client.close()
+
+
+@pytest.mark.parametrize("text", ["<html>", '{"choices": []}', "[]"])
+async def test_an_answer_that_is_none_is_an_inference_failure(text: str) -> None:
+    def odd(_: int, body: dict[str, Any]) -> web.Response:
+        return web.Response(text=text)
+
+    async with StubWorker(fault=odd).serving() as url:
+        client = ChatClient(transport(url), "stub")
+        with pytest.raises(InferenceFailure, match=r"no JSON|no chat completion"):
+            await client.complete(turn())
         await client.close()
 
 

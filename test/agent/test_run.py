@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sglang_agent.__main__ import main
+from sglang_agent.environments.base import Environment
 from sglang_agent.journal import read
 from sglang_agent.labels import make_label
-from sglang_agent.records import EnvironmentStage, InferenceStage, Outcome
+from sglang_agent.records import (
+    EnvironmentStage,
+    InferenceStage,
+    Outcome,
+    ToolDefinition,
+)
 from sglang_agent.testing.stub_worker import StubWorker
 from sglang_agent.trace import read_trace
 
@@ -307,3 +317,42 @@ def test_the_library_needs_nothing_but_python() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_environments_are_not_all_started_at_once(tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 12)
+    starting, peak = [0], [0]
+
+    class SlowStart(StubKind):
+        def create(self, config: Mapping[str, Any], sample_id: str) -> Environment:
+            environment = super().create(config, sample_id)
+            begin = environment.open
+
+            async def slow() -> Sequence[ToolDefinition]:
+                starting[0] += 1
+                peak[0] = max(peak[0], starting[0])
+                await asyncio.sleep(0.01)
+                starting[0] -= 1
+                return await begin()
+
+            environment.open = slow  # type: ignore[method-assign]
+            return environment
+
+    with serving(StubWorker()) as url, registered(SlowStart()):
+        flags = ("--sample-concurrency", "12")
+        assert main(arguments(tasks, url, tmp_path / "run", *flags)) == 0
+    assert peak == [2]
+
+
+def test_a_disk_that_refuses_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 3)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with serving(StubWorker()) as url, registered(StubKind()):
+        monkeypatch.setattr("sglang_agent.journal.Journal._write", full)
+        assert main(arguments(tasks, url, tmp_path / "run")) == 2
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]

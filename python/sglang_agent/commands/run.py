@@ -203,6 +203,7 @@ async def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from sglang_agent import config, tasks
+    from sglang_agent.errors import UsageError
     from sglang_agent.inference import workers
     from sglang_agent.launch import Run, plan_task, split_done
     from sglang_agent.runfolder import RunFolder
@@ -229,7 +230,7 @@ async def _run(args: argparse.Namespace) -> int:
                 markup=False,
                 highlight=False,
             )
-        return await Run(
+        run = Run(
             settings=settings,
             folder=folder,
             history=history,
@@ -239,7 +240,11 @@ async def _run(args: argparse.Namespace) -> int:
             plain=args.plain,
             workers=found_workers,
             api_key=api_key,
-        ).execute()
+        )
+        try:
+            return await run.execute()
+        except OSError as error:
+            raise UsageError(f"--output: {args.output}; {error.strerror}") from error
 
 
 def _settings(

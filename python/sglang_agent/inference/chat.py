@@ -9,7 +9,12 @@ import aiohttp
 import orjson
 
 from sglang_agent.inference import InferenceFailure, TurnAnswer, TurnRequest
-from sglang_agent.inference.http import WORKER_HEADER, HttpTransport, Retryable
+from sglang_agent.inference.http import (
+    WORKER_HEADER,
+    HttpTransport,
+    Refused,
+    Retryable,
+)
 
 ROUTE = "/v1/chat/completions"
 
@@ -33,8 +38,8 @@ class ChatClient:
             rid = f"{request.turn_id}/{number}"
             try:
                 return await self._attempt(request, rid)
-            except InferenceFailure:
-                raise  # refused with an answer: nothing is running there
+            except (InferenceFailure, Refused):
+                raise  # there was an answer: nothing is running there
             except BaseException:
                 self.transport.abort(rid, request.label)
                 raise
@@ -56,14 +61,14 @@ class ChatClient:
             )
             if not self._stream:
                 collected.take_whole(orjson.loads(await response.read()))
-                return collected
+                return collected.checked()
             async for chunk in server_sent(response):
                 if collected.first_token_s is None and chunk.get("choices"):
                     collected.first_token_s = self.transport.clock.now()
                 collected.take_chunk(chunk)
         if collected.usage is None:
             raise Retryable(f"{ROUTE}: the stream ended before its usage")
-        return collected
+        return collected.checked()
 
     def _body(self, request: TurnRequest, rid: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -122,6 +127,12 @@ class _Collected:
                 ]
             for part in delta.get("tool_calls") or ():
                 self._add_call_part(part)
+
+    def checked(self) -> _Collected:
+        """Raise :class:`Retryable` when the server gave the request up."""
+        if self.finish_reason == "abort":
+            raise Retryable(f"{ROUTE}: the server aborted the request")
+        return self
 
     def answer(self, start_s: float, end_s: float, attempts: int) -> TurnAnswer:
         usage = self.usage or {}

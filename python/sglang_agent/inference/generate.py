@@ -9,7 +9,12 @@ import orjson
 
 from sglang_agent.inference import InferenceFailure, TurnAnswer, TurnRequest
 from sglang_agent.inference.chat import server_sent
-from sglang_agent.inference.http import WORKER_HEADER, HttpTransport, Retryable
+from sglang_agent.inference.http import (
+    WORKER_HEADER,
+    HttpTransport,
+    Refused,
+    Retryable,
+)
 
 ROUTE = "/generate"
 
@@ -30,8 +35,8 @@ class GenerateClient:
             rid = f"{request.turn_id}/{number}"
             try:
                 return await self._attempt(request, rid, start_s)
-            except InferenceFailure:
-                raise  # refused with an answer: nothing is running there
+            except (InferenceFailure, Refused):
+                raise  # there was an answer: nothing is running there
             except BaseException:
                 self.transport.abort(rid, request.label)
                 raise

@@ -53,6 +53,10 @@ class Retryable(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Refused(Retryable):
+    """The server answered that it will not serve the attempt now: nothing runs."""
+
+
 class HttpTransport:
     """A connection pool without a hidden cap, shared by all samples of a run."""
 
@@ -121,9 +125,11 @@ class HttpTransport:
                 await _check_status(response)
                 yield response
         except TimeoutError as error:
-            limit_s = self.settings.request_timeout_s
-            reason = f"{self.settings.base_url}: no answer within {limit_s} s"
-            raise Retryable(reason) from error
+            raise Retryable(f"{self.settings.base_url}: no answer in time") from error
+        except orjson.JSONDecodeError as error:
+            raise InferenceFailure(
+                f"{self.settings.base_url}: the answer is no JSON"
+            ) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise Retryable(f"{self.settings.base_url}: {_text(error)}") from error
         except aiohttp.ClientError as error:
@@ -179,7 +185,7 @@ async def _check_status(response: aiohttp.ClientResponse) -> None:
     detail = _detail(await response.read())
     reason = f"{response.url.path}: HTTP {response.status}{detail}"
     if response.status in RETRYABLE_STATUS:
-        raise Retryable(reason, _retry_after_s(response))
+        raise Refused(reason, _retry_after_s(response))
     raise InferenceFailure(reason)
 
 

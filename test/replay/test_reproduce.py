@@ -90,7 +90,14 @@ def test_the_fit_finds_the_costs_it_was_given(load) -> None:
         for cell, value in zip(fit.CELLS, seconds, strict=True)
     ]
     fit.CELLS = tuple(cells)
-    found = fit.solve(charges)
+    chunk = 8192
+    fit.RECOMPUTATIONS = [
+        lost._replace(seconds=float(row @ given) * lost.seconds)
+        for lost, row in zip(
+            fit.RECOMPUTATIONS, fit.recomputation_rows(charges, chunk), strict=True
+        )
+    ]
+    found = fit.solve(charges, chunk)
     assert found.pass_s == pytest.approx(0.02, rel=1e-3)
     assert found.decode_request_s == pytest.approx(7e-4, rel=1e-3)
     assert abs(fit.relative_errors(charges, found)).max() < 1e-6

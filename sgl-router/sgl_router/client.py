@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 """Longest request head."""
 
+MAX_PIPELINED_BYTES = 64 * 1024
+"""Bytes after a request that are read and dropped before reading stops."""
+
 MAX_LINGER_BYTES = 4 * 1024 * 1024
 """Most bytes read and dropped from a client that is still sending when refused."""
 
@@ -151,9 +154,11 @@ class ClientConnection(asyncio.Protocol):
 
     def pipelined(self, data: bytes) -> None:
         """Bytes came after the request under way; only an empty line is excused."""
-        if data.strip(b"\r\n"):
+        if self.has_pipelined or data.strip(b"\r\n"):
             self.has_pipelined = True
-            self.pause_reading()
+            self._lingered += len(data)
+            if self._lingered > MAX_PIPELINED_BYTES:
+                self.pause_reading()  # until now, to see the client leave
 
     def eof_received(self) -> bool:
         self._gone()

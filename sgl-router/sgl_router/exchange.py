@@ -260,16 +260,22 @@ class Exchange:
             self._connecting = loop.create_task(self._open(self.backend))
 
     async def _open(self, backend: Backend) -> None:
+        connection: UpstreamConnection | None = None
+        reason = ""
         try:
             async with asyncio.timeout(self.gateway.settings.connect_timeout_s):
                 connection = await backend.open()
         except OSError as error:  # TimeoutError and ssl.SSLError among them
-            self._connecting = None
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
-            self._attempt_failed("connect", f"connecting failed: {reason}")
+        if self._connecting is not asyncio.current_task():  # given up meanwhile
+            if connection is not None:
+                backend.give_back(connection)
             return
         self._connecting = None
-        self._send(connection)
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._attempt_failed("connect", f"connecting failed: {reason}")
 
     def _send(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -488,9 +494,7 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
+        self._connecting = None  # a connection under way goes to the pool
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None

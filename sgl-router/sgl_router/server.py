@@ -241,6 +241,17 @@ async def _finish(gateway: Gateway, server: asyncio.Server) -> None:
     await asyncio.sleep(0.01)
 
 
+def warn_if_open(settings: Settings) -> None:
+    """Say so when others on the network may change the workers."""
+    local = settings.host == "localhost" or settings.host.startswith(("127.", "::1"))
+    if not local and settings.control_plane_api_key is None:
+        log.warning(
+            "--host %s: whoever reaches this port can add and remove workers; "
+            "set --control-plane-api-key",
+            settings.host,
+        )
+
+
 async def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends at once."""
     stop = asyncio.Event()
@@ -266,6 +277,7 @@ async def serve(settings: Settings) -> None:
             len(settings.worker_urls),
             ", ".join(settings.routing_key_headers),
         )
+        warn_if_open(settings)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -8,6 +8,7 @@ import pytest
 from router_harness import Seen, StubWorker, Wire, bench, until
 
 from sgl_router.config import HealthSettings
+from sgl_router.upstream import Backend
 
 
 async def hold(seen: Seen, wire: Wire) -> None:
@@ -195,6 +196,41 @@ async def test_worker_that_stops_reading_pauses_the_client():
         await sending
         reply = await client.reply()
         assert len(reply.body) == len(body)
+
+
+async def test_client_leaves_while_the_worker_is_being_connected(monkeypatch):
+    """The connection that comes up later goes to the pool, the count is back at once."""
+    go = asyncio.Event()
+    opened = Backend.open
+
+    async def slowly(self):
+        await go.wait()
+        return await opened(self)
+
+    monkeypatch.setattr(Backend, "open", slowly)
+    async with bench(1) as made:
+        client = await made.client()
+        await client.post()
+        await until(lambda: made.loads == [1])
+        client.leave()
+        await until(lambda: made.loads == [0])
+        go.set()
+        (registered,) = made.gateway.pool
+        await until(lambda: registered.backend.idle == 1)
+        assert registered.backend.connections == 1
+        assert (await made.ask(b"x")).body == b"x"
+        assert registered.backend.connections == 1
+
+
+async def test_client_that_pipelines_is_still_seen_to_leave():
+    async with bench(1) as made:
+        made.workers[0].answer = hold
+        client = await made.client()
+        await client.post()
+        await client.post()
+        await until(lambda: made.loads == [1])
+        client.leave()
+        await made.settled()
 
 
 async def test_probes_never_touch_counts():

@@ -151,7 +151,7 @@ def _kv_bytes_per_row(kvc: KVCacheConfigurator) -> int | None:
     )
 
     configurator = create_memory_pool_configurator(kvc)
-    if type(configurator) is not DefaultPoolConfigurator:
+    if not isinstance(configurator, DefaultPoolConfigurator):
         return None
     row_bytes = configurator._cell_size
     if kvc.pp_size > 1 and torch.distributed.is_initialized():
@@ -171,7 +171,7 @@ def _max_over_ranks(value: int) -> int:
 
 def _override_ratio(budget: float, costs: UnitCosts) -> None:
     profile = _loaded_profile()
-    if profile is None or ratio_origin() != "profile":
+    if profile is None or ratio_origin() != "profile" or budget <= 0:
         return
     get_context().override(
         PROFILE_SOURCE,
@@ -193,18 +193,23 @@ def ratio_origin() -> str:
     that no ratio is read; then an explicit ``flag``, the ``profile``, the ``model``
     family's own setting, and the ``default``.
     """
-    args = get_context().server_args
-    if args.max_mamba_cache_size is not None:
+    if _asked("max_mamba_cache_size") is not None:
         return "max_mamba_cache_size"
-    if get_memory().disable_radix_cache and args.max_running_requests is not None:
+    schedule = get_schedule()
+    if get_memory().disable_radix_cache and schedule.max_running_requests is not None:
         return "max_running_requests"
-    if args.mamba_full_memory_ratio is not None:
+    if _asked("mamba_full_memory_ratio") is not None:
         return "flag"
-    if get_schedule().hybrid_workload_profile is not None:
+    if schedule.hybrid_workload_profile is not None:
         return "profile"
-    declared = getattr(args, "_resolved_overrides", None) or ()
+    declared = getattr(get_context().server_args, "_resolved_overrides", None) or ()
     by_model = any("mamba_full_memory_ratio" in fields for _, fields in declared)
     return "model" if by_model else "default"
+
+
+def _asked(field: str) -> Any:
+    """What the command line gave, before any resolution; None if nothing."""
+    return getattr(get_context().server_args, field)
 
 
 # --------------------------------------------------------------------------
@@ -285,7 +290,7 @@ def _build_report(
     unified = get_memory().enable_unified_memory
     sized = _SizedCapacity.of(costs, pools, context, unified)
     return HybridCapacityReport(
-        ratio=get_schedule().mamba_full_memory_ratio,
+        ratio=_ratio_in_effect(costs, pools),
         ratio_origin=ratio_origin(),
         workload_profile=None if profile is None else profile.name,
         mean_final_context_tokens=context,
@@ -309,6 +314,20 @@ def _build_report(
         note=_UNIFIED_NOTE if unified else None,
     )
 
+
+def _ratio_in_effect(costs: UnitCosts, pools: PoolSizes) -> float:
+    """The ratio that was read, or the one that slots fixed otherwise amount to."""
+    if ratio_origin() not in _FIXED_SLOTS:
+        return get_schedule().mamba_full_memory_ratio
+    state_bytes = (pools.state_slots + 1) * costs.state_bytes_per_slot
+    ratio = state_bytes / (pools.kv_tokens * costs.kv_bytes_per_token)
+    return float(f"{ratio:.6g}")
+
+
+_FIXED_SLOTS = {
+    "max_mamba_cache_size": "--max-mamba-cache-size",
+    "max_running_requests": "--max-running-requests",
+}
 
 _UNIFIED_NOTE = (
     "unified memory: one buffer serves both caches, so the ratio is informational; "
@@ -378,20 +397,16 @@ def describe(report: HybridCapacityReport) -> str:
 
 
 def _origin_in_words(report: HybridCapacityReport) -> str:
-    unused = (
-        "unused: {} fixes the state slots"
-        if report.workload_profile is None
-        else "unused, the profile's too: {} fixes the state slots"
-    )
-    beaten = "" if report.workload_profile is None else ", not from the profile"
+    origin = report.ratio_origin
+    beaten = "" if report.workload_profile is None else ", not by the profile"
+    if origin in _FIXED_SLOTS:
+        return f"fixed by {_FIXED_SLOTS[origin]}{beaten}"
     return {
-        "max_mamba_cache_size": unused.format("--max-mamba-cache-size"),
-        "max_running_requests": unused.format("--max-running-requests"),
-        "flag": f"from --mamba-full-memory-ratio{beaten}",
+        "flag": f"set by --mamba-full-memory-ratio{beaten}",
         "profile": "from the workload profile",
         "model": "set by the model family",
         "default": "default",
-    }[report.ratio_origin]
+    }[origin]
 
 
 def hybrid_capacity_section(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from sglang_agent.__main__ import main
-from sglang_agent.report.files import read_report
 from sglang_agent.simulate.capacity import balanced_ratio, capacity
 from sglang_agent.simulate.script import mean_final_context, script_of
 from sglang_agent.trace import read_trace, write_trace
@@ -67,8 +66,7 @@ def test_one_simulation_leaves_what_a_live_run_leaves(
     arguments = ["--schedule-policy", "routing-prefix", "--output", str(folder)]
     assert main([*command, *arguments]) == 0
     assert "makespan" in capsys.readouterr().out
-    report = read_report(folder)
-    assert report is not None
+    report = msgspec.json.decode((folder / "report.json").read_bytes())
     assert report["completed"] == 20
     run = report["run"]
     assert run["simulated"] is True

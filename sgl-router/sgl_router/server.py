@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -34,6 +35,11 @@ LISTEN_BACKLOG = 4096
 
 GC_THRESHOLDS = (50_000, 20, 1000)
 """Requests leave no cycles behind; full collections would only stall streams."""
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+KEPT_BLOCK_BYTES = 4 * 1024 * 1024
+KEPT_FREE_BYTES = 32 * 1024 * 1024
 
 
 class StartError(Exception):
@@ -241,6 +247,18 @@ async def _finish(gateway: Gateway, server: asyncio.Server) -> None:
     await asyncio.sleep(0.01)
 
 
+def keep_freed_memory() -> None:
+    """Have malloc reuse the buffers of large bodies instead of returning them.
+
+    Returned and taken again, every page of them would have to be zeroed anew. Does
+    nothing where the C library has no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
+
+
 def warn_if_open(settings: Settings) -> None:
     """Say so when others on the network may change the workers."""
     local = settings.host == "localhost" or settings.host.startswith(("127.", "::1"))
@@ -278,6 +296,7 @@ async def serve(settings: Settings) -> None:
             ", ".join(settings.routing_key_headers),
         )
         warn_if_open(settings)
+        keep_freed_memory()
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -132,8 +132,9 @@ def pinned(core: str, command: list[str]) -> list[str]:
     return ["taskset", "-c", core, *command]
 
 
-def wait_until_serving(port: int, name: str, seconds: float = 60.0) -> None:
-    """Wait until a POST through ``port`` is answered 200."""
+def wait_until_serving(under: Running, seconds: float = 60.0) -> None:
+    """Wait until a POST through the contender is answered 200."""
+    port, name = under.port, under.contender.name
     body = b'{"model":"stub","messages":[{"role":"user","content":"hello"}]}'
     request = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nConnection: close\r\n"
@@ -142,6 +143,8 @@ def wait_until_serving(port: int, name: str, seconds: float = 60.0) -> None:
     )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
+        if under.process is not None and under.process.poll() is not None:
+            raise SystemExit(f"bench_router: {name} ended with {under.process.poll()}")
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
@@ -184,7 +187,7 @@ def serving(
             process = start(contender.command(port, workers, work), GATEWAY_CORE)
             running.append(Running(contender, port, process))
         for each in running:
-            wait_until_serving(each.port, each.contender.name)
+            wait_until_serving(each)
         yield running
     finally:
         for process in reversed(processes):

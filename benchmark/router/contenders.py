@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RIVALS = ("smg==1.13.0", "sglang-router==0.3.2")
+RIVALS = {"smg": "1.13.0", "sglang-router": "0.3.2"}
+"""Wheels from the package index; each brings a program called smg, so each lives alone."""
 DEBIAN = ("haproxy", "nginx-light")
 
 
@@ -48,7 +49,7 @@ def smg(*options: str) -> Callable[[int, Sequence[int], Path], list[str]]:
 
     def command(port: int, workers: Sequence[int], folder: Path) -> list[str]:
         return [
-            rival("smg"), "launch", "--host", "127.0.0.1", "--port", str(port),
+            rival("smg", "smg"), "launch", "--host", "127.0.0.1", "--port", str(port),
             "--prometheus-port", str(port + 1), "--policy", "consistent_hashing",
             "--log-level", "warn", *options, "--worker-urls", *worker_urls(workers),
         ]  # fmt: skip
@@ -59,7 +60,7 @@ def smg(*options: str) -> Callable[[int, Sequence[int], Path], list[str]]:
 def sglang_router(port: int, workers: Sequence[int], folder: Path) -> list[str]:
     """SGLang's older router with its default policy."""
     return [
-        rival("python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1",
+        rival("sglang-router", "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1",
         "--port", str(port), "--prometheus-port", str(port + 1), "--policy",
         "cache_aware", "--log-level", "warn", "--worker-urls", *worker_urls(workers),
     ]  # fmt: skip
@@ -139,14 +140,14 @@ def nginx(port: int, workers: Sequence[int], folder: Path) -> list[str]:
     return [program("nginx"), "-c", str(config), "-p", str(folder)]
 
 
-def venv_folder() -> Path:
-    """Where rivals from the package index live; never our own environment."""
-    return ROOT / "build/bench-router/venv"
+def venv_folder(wheel: str) -> Path:
+    """Where a rival from the package index lives; never our own environment."""
+    return ROOT / f"build/bench-router/venv-{wheel}"
 
 
-def rival(name: str) -> str:
-    """A program of the rivals' environment."""
-    path = venv_folder() / "bin" / name
+def rival(wheel: str, name: str) -> str:
+    """A program of a rival's environment."""
+    path = venv_folder(wheel) / "bin" / name
     if not path.exists():
         raise Missing(f"{path} is missing; run with --install")
     return str(path)
@@ -162,10 +163,12 @@ def program(name: str) -> str:
 
 def install() -> None:
     """Fetch what is missing: wheels into their own environment, the rest by apt."""
-    folder = venv_folder()
-    if not (folder / "bin/smg").exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([folder / "bin/pip", "install", "--quiet", *RIVALS], check=True)
+    for wheel, version in RIVALS.items():
+        folder = venv_folder(wheel)
+        if not (folder / "bin/smg").exists():
+            venv.create(folder, with_pip=True)
+            command = [folder / "bin/pip", "install", "-q", f"{wheel}=={version}"]
+            subprocess.run(command, check=True)
     for name, package in zip(("haproxy", "nginx"), DEBIAN, strict=True):
         try:
             program(name)
@@ -180,7 +183,7 @@ def _output(*command: str) -> str:
 
 def _wheel_version(name: str) -> Callable[[], str]:
     code = f"from importlib.metadata import version; print(version({name!r}))"
-    return lambda: _output(rival("python"), "-c", code)
+    return lambda: _output(rival(name, "python"), "-c", code)
 
 
 def _our_version() -> str:

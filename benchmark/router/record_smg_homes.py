@@ -4,7 +4,7 @@ The file is the reference of test/router/test_router_ring.py. smg is run with
 ``--policy consistent_hashing`` before stub workers on fixed loopback ports, because a
 home depends on the workers' URLs. Usage::
 
-    python benchmark/router/record_smg_homes.py --smg build/bench-router/venv/bin/smg \
+    python benchmark/router/record_smg_homes.py --smg build/bench-router/venv-smg/bin/smg \
         --output test/router/data/smg_homes.json
 """
 

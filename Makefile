@@ -10,7 +10,7 @@ ARGS ?=
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router reproduce clean
+.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router bench-agent reproduce clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ bench-scheduler: setup ## CPU seconds of priority calculation by schedule policy
 reproduce: setup ## simulate the paper's figures and tables (SCALE=1/8; stop and start at will), then compare
 	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE) $(ARGS)
 	$(RUN) benchmark/paper/claims.py --scale $(SCALE)
+
+bench-agent: setup ## what the agent client itself costs, against a stub server (ARGS=...)
+	$(RUN) benchmark/agent $(ARGS)
 
 bench-router: setup ## the gateway beside smg, sglang-router, HAProxy and nginx (ARGS=--allow-missing)
 	$(RUN) benchmark/router/bench_router.py --install $(ARGS)

@@ -155,12 +155,16 @@ class Journal:
     async def __aenter__(self) -> Journal:
         is_new = not self._path.exists()
         self._file = self._path.open("ab", buffering=0)
-        if self._history.torn_bytes:
-            self._file.truncate(self._history.whole_bytes)
-        if is_new:
-            _sync_folder(self._path.parent)
-        number = len(self._history.attempts) + 1
-        await self.add(AttemptLine(number, time.time()))
+        try:
+            if self._history.torn_bytes:
+                self._file.truncate(self._history.whole_bytes)
+            if is_new:
+                _sync_folder(self._path.parent)
+            number = len(self._history.attempts) + 1
+            await self.add(AttemptLine(number, time.time()))
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
@@ -169,6 +173,9 @@ class Journal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         if self._flusher is not None:
             await self._flusher
         if self._file is not None:

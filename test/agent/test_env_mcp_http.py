@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,7 @@ class Refusing:
         self.statuses: list[int] = []
         self.calls: list[str] = []
         self.headers: dict[str, str] = {}
+        self.retry_after = "7"
 
     async def post(self, request: web.Request) -> web.Response:
         self.headers = dict(request.headers)
@@ -96,7 +99,9 @@ class Refusing:
             self.calls.append(message["params"]["arguments"].get("x", ""))
             status = self.statuses.pop(0) if self.statuses else 200
             if status != 200:
-                return web.Response(status=status, headers={"Retry-After": "7"})
+                return web.Response(
+                    status=status, headers={"Retry-After": self.retry_after}
+                )
         body = {"jsonrpc": "2.0", "id": message["id"], **self.answer(method, message)}
         return web.json_response(body)
 
@@ -149,6 +154,11 @@ async def test_a_busy_server_is_asked_again_where_it_stopped(
     assert server.calls == ["a", "b", "b"]
     await environment.run(job)
     assert server.calls[3:] == ["a", "b"]  # a job of its own, though it looks alike
+    server.statuses = [503]
+    server.retry_after = format_datetime(datetime.now(UTC) + timedelta(seconds=60))
+    with pytest.raises(RetryLater) as later:
+        await environment.run(job)
+    assert 50 < later.value.delay_s <= 60
     await environment.close()
 
 

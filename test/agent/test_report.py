@@ -220,6 +220,13 @@ def test_first_turns_do_not_count_as_lost_reuse() -> None:
     assert not any(watch.observe(inference(1, i, i + 1)) for i in range(200))
 
 
+def test_reuse_that_never_was_is_told_from_reuse_that_stopped() -> None:
+    watch = FlatReuse(limit=3)
+    lines = [watch.observe(inference(2, i, i + 1, worker="w1")) for i in range(3)]
+    assert (lines[2] or "").startswith("no cache reuse on worker w1")
+    assert "--enable-cache-report" in (lines[2] or "")
+
+
 def test_labels_that_the_scheduler_saw() -> None:
     seen = {
         "w0": {"labelled": 40, "unlabelled": 0},

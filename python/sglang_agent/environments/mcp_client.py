@@ -14,6 +14,8 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -274,9 +276,15 @@ def _error_result(text: str) -> mcp_types.CallToolResult:
 
 
 def _retry_after_s(response: httpx2.Response) -> float:
-    """Seconds of a Retry-After header; 0, the runner's choice, without a number."""
+    """Seconds of a Retry-After header, a number or a date; 0, the runner's choice."""
     value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else 0.0
+    if value.isdigit():
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    return max((when - datetime.now(when.tzinfo)).total_seconds(), 0.0)
 
 
 def _first_cause(error: BaseException) -> str:

@@ -10,6 +10,10 @@ from sglang_agent.report.stages import inferences
 
 FLAT_TURNS = 50
 LEAST_REQUESTS = 10
+_QUESTION = (
+    "do the workers report cached tokens (--enable-cache-report), and does the cached "
+    "state cover the shared prefix?"
+)
 
 
 class FlatReuse:
@@ -23,6 +27,7 @@ class FlatReuse:
     def __init__(self, limit: int = FLAT_TURNS) -> None:
         self._limit = limit
         self._flat: dict[str | None, int] = defaultdict(int)
+        self._worked: set[str | None] = set()
         self.alarms = 0
 
     def observe(self, stage: InferenceStage) -> str | None:
@@ -31,15 +36,21 @@ class FlatReuse:
             return None
         if stage.cached_tokens > 0:
             self._flat[stage.worker] = 0
+            self._worked.add(stage.worker)
             return None
         self._flat[stage.worker] += 1
         if self._flat[stage.worker] != self._limit:
             return None
         self.alarms += 1
-        return (
-            f"cache reuse has stopped on worker {stage.worker or 'unknown'}: no cached "
-            f"token in {self._limit} turns in a row that continue a context"
+        return self._line(stage.worker)
+
+    def _line(self, worker: str | None) -> str:
+        turns = (
+            f"no cached token in {self._limit} turns in a row that continue a context"
         )
+        if worker in self._worked:
+            return f"cache reuse has stopped on worker {worker or 'unknown'}: {turns}"
+        return f"no cache reuse on worker {worker or 'unknown'}: {turns}; {_QUESTION}"
 
 
 def flat_reuse(records: Sequence[TrajectoryRecord]) -> list[str]:
@@ -66,6 +77,5 @@ def broken_reuse(records: Sequence[TrajectoryRecord]) -> str | None:
         return None
     return (
         f"broken reuse: 0 cached tokens in all {count} requests from turn {broken[-1]} "
-        "on; do the workers report cached tokens (--enable-cache-report), and does "
-        "the cached state cover the shared prefix?"
+        f"on; {_QUESTION}"
     )

@@ -210,6 +210,7 @@ def measure(
         str(folder / "load"), str(under.port), str(scenario.connections),
         str(seconds * scenario.seconds_factor), str(scenario.body_bytes),
     ]  # fmt: skip
+    command += ["stream"] if scenario.unit == "chunks" else []
     done = subprocess.run(
         pinned(LOAD_CORE, command), check=True, capture_output=True, text=True
     )

@@ -69,7 +69,7 @@ def sglang_router(port: int, workers: Sequence[int], folder: Path) -> list[str]:
 HAPROXY = """\
 global
   nbthread 1
-  maxconn 20000
+  maxconn 4000
 defaults
   mode http
   timeout connect 5s

@@ -1,11 +1,12 @@
 /* Closed-loop load on one thread: every connection sends its next request as soon as
  * its answer is whole.
  *
- *   load PORT CONNECTIONS SECONDS BODY_BYTES [ONCE]
+ *   load PORT CONNECTIONS SECONDS BODY_BYTES [stream] [once]
  *
  * Prints one JSON line: requests, errors, chunks, seconds, latency and event delay in
- * microseconds (median and 99th percentile). With ONCE each connection sends a single
- * request and keeps its connection; the run ends when all are done or after SECONDS.
+ * microseconds (median and 99th percentile). "stream" asks for an event stream. With
+ * "once" each connection sends a single request and keeps its connection; the run ends
+ * when all are done or after SECONDS.
  * Every request carries one of 1,000 labels.
  */
 #define _GNU_SOURCE
@@ -182,7 +183,7 @@ static void readable(struct conn *c) {
 
 int main(int argc, char **argv) {
     if (argc < 5) {
-        fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS BODY_BYTES [ONCE]\n");
+        fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS BODY_BYTES [stream] [once]\n");
         return 2;
     }
     struct rlimit limit = {65536, 65536};
@@ -191,11 +192,16 @@ int main(int argc, char **argv) {
     connections = atoi(argv[2]);
     double seconds = atof(argv[3]);
     body_bytes = atol(argv[4]);
-    once = argc > 5;
-    static const char start[] = "{\"model\":\"stub\",\"stream\":false,\"messages\":"
-                                "[{\"role\":\"user\",\"content\":\"";
+    const char *stream = "false";
+    for (int i = 5; i < argc; i++) {
+        if (!strcmp(argv[i], "once")) once = 1;
+        if (!strcmp(argv[i], "stream")) stream = "true";
+    }
+    char start[128];
+    int start_len = snprintf(start, sizeof start, "{\"model\":\"stub\",\"stream\":%s,"
+                             "\"messages\":[{\"role\":\"user\",\"content\":\"", stream);
     static const char end[] = "\"}]}";
-    if (body_bytes < 100) body_bytes = 100;
+    if (body_bytes < 200) body_bytes = 200;
     request = malloc(body_bytes + 1024);
     request_len = sprintf(request,
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -203,7 +209,7 @@ int main(int argc, char **argv) {
         "User-Agent: load\r\nAuthorization: Bearer none\r\n"
         "x-smg-routing-key: label-000\r\nContent-Length: %ld\r\n\r\n", body_bytes);
     memset(request + request_len, 'y', body_bytes);
-    memcpy(request + request_len, start, sizeof start - 1);
+    memcpy(request + request_len, start, start_len);
     memcpy(request + request_len + body_bytes - (sizeof end - 1), end, sizeof end - 1);
     request_len += body_bytes;
     request[request_len] = 0;

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
+import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -264,6 +269,34 @@ def test_the_dashboard_covers_what_a_batch_is_about() -> None:
         "sglang:mamba_usage",
     ):
         assert any(name.startswith(prefix) for name in used), prefix
+
+
+def test_the_gateway_exports_what_the_dashboard_asks_of_it() -> None:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        port, metrics = (str(probe.getsockname()[1]) for probe in probes)
+    command = [sys.executable, "-m", "sgl_router.launch_router", "--port", port]
+    process = subprocess.Popen(
+        [*command, "--prometheus-port", metrics], stderr=subprocess.DEVNULL
+    )
+    try:
+        page = _page(f"http://127.0.0.1:{metrics}/metrics", process)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    used = set().union(*(metric_names(query) for _, query in queries()))
+    assert {n for n in used if n.startswith("smg_")} <= exported_names(page)
+
+
+def _page(url: str, process: subprocess.Popen[bytes]) -> str:
+    while process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url) as response:
+            text: str = response.read().decode()
+            return text
+        time.sleep(0.05)
+    raise AssertionError(f"the gateway ended with {process.returncode}")
 
 
 def test_no_label_of_a_trajectory_can_be_a_metric_label() -> None:

@@ -46,10 +46,12 @@ PACED_TURN_S, PACED_JOB_S = 2.0, 0.02
 class BenchEnvironment:
     """One tool that takes a set time."""
 
-    def __init__(self, service_s: float) -> None:
+    def __init__(self, kind: BenchKind, service_s: float) -> None:
+        self._kind = kind
         self._service_s = service_s
 
     async def open(self) -> Sequence[ToolDefinition]:
+        self._kind.opened()
         return [TOOL]
 
     def server_of(self, operations: Sequence[Operation]) -> str | None:
@@ -60,25 +62,35 @@ class BenchEnvironment:
         return [OperationResult(o.id, "found") for o in operations]
 
     async def close(self) -> None:
-        pass
+        self._kind.closed()
 
 
 class BenchKind:
+    """Makes the environments, and notes the CPU time between first and last."""
+
     def __init__(self, service_s: float) -> None:
         self._service_s = service_s
+        self.first_cpu_s = self.last_cpu_s = 0.0
 
     def create(self, config: Mapping[str, Any], sample_id: str) -> Environment:
-        return BenchEnvironment(self._service_s)
+        return BenchEnvironment(self, self._service_s)
+
+    def opened(self) -> None:
+        self.first_cpu_s = self.first_cpu_s or time.process_time()
+
+    def closed(self) -> None:
+        self.last_cpu_s = time.process_time()
 
 
 def run(turn_s: float, job_s: float, trajectories: int) -> tuple[Path, float, float]:
-    """Run the batch; returns its folder and the wall and CPU time of the program."""
+    """Run the batch; returns its folder, the program's wall time, the batch's CPU."""
     folder = Path(tempfile.mkdtemp(prefix="bench-agent-"))
     tasks = folder / "tasks.jsonl"
     workload.write_tasks(tasks, trajectories)
-    registry.register("bench", BenchKind(job_s))
+    kind = BenchKind(job_s)
+    registry.register("bench", kind)
     with workload.stub_server(turn_s) as url:
-        start_s, start_cpu_s = time.monotonic(), time.process_time()
+        start_s = time.monotonic()
         with contextlib.redirect_stdout(io.StringIO()):
             code = program(
                 [
@@ -96,10 +108,9 @@ def run(turn_s: float, job_s: float, trajectories: int) -> tuple[Path, float, fl
                 ]
             )
         wall_s = time.monotonic() - start_s
-        cpu_s = time.process_time() - start_cpu_s
     if code != 0:
         raise SystemExit(f"the run ended with {code}")
-    return folder / "run", wall_s, cpu_s
+    return folder / "run", wall_s, kind.last_cpu_s - kind.first_cpu_s
 
 
 def throughput(trajectories: int) -> dict[str, float]:
@@ -110,8 +121,8 @@ def throughput(trajectories: int) -> dict[str, float]:
         "turns": turns,
         "makespan_s": report["makespan_s"],
         "turns_per_s": turns / report["makespan_s"],
+        "turns_per_cpu_s": turns / cpu_s,
         "program_wall_s": wall_s,
-        "program_cpu_s": cpu_s,
     }
 
 

@@ -179,7 +179,7 @@ def test_separate_limits_keep_inference_busy(cs: int, expected: float) -> None:
 
         async def look() -> None:
             while True:
-                await clock.sleep(0.0137)
+                await clock.sleep(0.137)
                 seen.append((clock.now(), in_flight.now))
 
         looking = asyncio.create_task(look())

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 import orjson
+from yarl import URL
 
 from sglang_agent.backoff import Backoff
 from sglang_agent.clock import Clock, RealClock
@@ -67,14 +68,18 @@ class HttpTransport:
             settings.retry_base_s, settings.retry_max_s, settings.seed
         )
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, URL] = {}
         self._aborts: set[asyncio.Task[None]] = set()
 
     def post(
         self, path: str, body: Mapping[str, Any], label: str | None = None
     ) -> aiohttp.client._RequestContextManager:
         """Send ``body``; the label is the given one or the running sample's."""
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self.settings.base_url + path)
         return self._open_session().post(
-            self.settings.base_url + path,
+            url,
             data=orjson.dumps(body),
             headers=routing_headers(label),
         )
@@ -174,6 +179,8 @@ class HttpTransport:
                     sock_connect=settings.connect_timeout_s,
                 ),
                 headers=headers,
+                # Looking for cookies costs more than the rest of a request's head.
+                cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=2**18,
             )
         return self._session

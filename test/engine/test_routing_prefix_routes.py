@@ -16,7 +16,14 @@ from .engine_server import EngineServer, running_engine
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 HEADER = "x-smg-routing-key"
-FLAGS = (*SHARED_FLAGS, "--schedule-policy", "routing-prefix")
+FLAGS = (
+    *SHARED_FLAGS,
+    "--schedule-policy",
+    "routing-prefix",
+    "--served-model-name",
+    "m",
+    "--skip-server-warmup",  # it is a request without a label
+)
 CAPACITY = 64
 MESSAGES = [{"role": "user", "content": "Name the tables."}]
 SAMPLING = {"max_new_tokens": 2, "temperature": 0.0}
@@ -67,7 +74,7 @@ def messages(stream: bool) -> tuple[str, dict[str, Any]]:
 
 
 def responses(stream: bool) -> tuple[str, dict[str, Any]]:
-    body = {"input": "Hello", "max_output_tokens": 2, "stream": stream}
+    body = {"model": "m", "input": "Hello", "max_output_tokens": 2, "stream": stream}
     return "/v1/responses", body
 
 

@@ -75,6 +75,14 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the prompts (default 0)"
     )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        nargs="+",
+        default=PROMPT_TOKENS,
+        metavar="N",
+        help="lengths to prefill (default 512 2048 8192)",
+    )
     options = parser.parse_args()
     server = Server(options.url, options.seed)
     info = server.call("/model_info")
@@ -84,7 +92,8 @@ def main() -> None:
             {
                 "model": Path(info["model_path"]).name,
                 "prefill_tokens_per_s": {
-                    n: round(server.prefill_tokens_per_s(n)) for n in PROMPT_TOKENS
+                    n: round(server.prefill_tokens_per_s(n))
+                    for n in options.prompt_tokens
                 },
                 "decode_step_ms": {n: round(server.step_ms(n), 1) for n in BATCHES},
             }

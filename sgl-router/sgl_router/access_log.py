@@ -35,12 +35,12 @@ class AccessLog:
             return
         label = exchange.label
         self._lines.append(
-            f'{{"time":{time_s:.3f},"event":"request",'
+            f'{{"time_ms":{int(time_s * 1000)},"event":"request",'
             f'"id":{_quoted(exchange.request_id[:128].decode("latin-1"))},'
             f'"method":"{exchange.head.method.decode()}","route":"{exchange.route.name}",'
             f'"status":{exchange.status},"worker":"{exchange.worker_url}",'
             f'"label":{_quoted(label) if label is not None else "null"},'
-            f'"attempts":{exchange.attempts},"seconds":{seconds:.6f},'
+            f'"attempts":{exchange.attempts},"duration_us":{int(seconds * 1e6)},'
             f'"received_bytes":{exchange.received_bytes},'
             f'"sent_bytes":{exchange.sent_bytes},"error":"{exchange.error_code}"}}\n'
         )
@@ -70,6 +70,6 @@ class AccessLog:
 
 def _quoted(text: str) -> str:
     """A JSON string; the common case needs no escapes."""
-    if text.isalnum() or not ('"' in text or "\\" in text or not text.isprintable()):
-        return f'"{text}"'
-    return json.dumps(text)
+    if '"' in text or "\\" in text or not text.isprintable():
+        return json.dumps(text)
+    return f'"{text}"'

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sgl_router.prompt import prompt_text
 from sgl_router.upstream import Backend, UpstreamConnection
-from sgl_router.wire.body import ChunkedBody, frame
+from sgl_router.wire.body import ChunkedBody, Framer, frame
 from sgl_router.wire.errors import MessageError
 from sgl_router.wire.request import RequestHead
 from sgl_router.wire.response import ResponseHead
@@ -49,45 +49,34 @@ class Exchange:
         status: the status sent to the client, or 499 when it left first.
     """
 
-    __slots__ = (
-        "_connecting",
-        "_connection",
-        "_framer",
-        "_held",
-        "_held_bytes",
-        "_pending_head",
-        "_retry_timer",
-        "_stale_retried",
-        "_waits_for_body",
-        "admitted",
-        "answer_started",
-        "answered_s",
-        "attempts",
-        "backend",
-        "client",
-        "deadline_s",
-        "dechunk",
-        "error_code",
-        "finished",
-        "gateway",
-        "head",
-        "keep_client",
-        "label",
-        "label_source",
-        "last_received_s",
-        "received_bytes",
-        "request_complete",
-        "request_id",
-        "retryable",
-        "route",
-        "sent_bytes",
-        "started_s",
-        "status",
-        "text",
-        "tried",
-        "worker",
-        "worker_url",
-    )
+    # What most exchanges never change is a class attribute: cheaper to make.
+    label: str | None = None
+    label_source = "none"
+    text: str | None = None
+    worker: Worker | None = None
+    worker_url = ""
+    backend: Backend
+    attempts = 0
+    tried: tuple[str, ...] = ()
+    status = 0
+    error_code = ""
+    received_bytes = 0
+    sent_bytes = 0
+    answered_s = 0.0
+    admitted = False
+    answer_started = False
+    finished = False
+    dechunk = False
+    retryable = True
+    request_complete = False
+    _framer: Framer | None = None
+    _held_bytes = 0
+    _waits_for_body = False
+    _pending_head = b""
+    _connection: UpstreamConnection | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _retry_timer: asyncio.TimerHandle | None = None
+    _stale_retried = False
 
     def __init__(
         self,
@@ -102,34 +91,9 @@ class Exchange:
         self.head = head
         self.route = route
         self.started_s = self.last_received_s = now_s
-        self.answered_s = 0.0
-        self.deadline_s = now_s + gateway.settings.request_timeout_s
-        self.label: str | None = None
-        self.label_source = "none"
-        self.text: str | None = None
         self.request_id = head.request_id or gateway.next_request_id()
-        self.worker: Worker | None = None
-        self.worker_url = ""
-        self.backend: Backend = gateway.control_backend
-        self.attempts = 0
-        self.tried: list[str] = []
-        self.status = 0
-        self.error_code = ""
-        self.received_bytes = self.sent_bytes = 0
-        self.admitted = self.answer_started = self.finished = False
         self.keep_client = head.keep_alive
-        self.dechunk = False
-        self.retryable = True
-        self.request_complete = False
-        self._framer = frame(head.chunked, head.content_length)
-        self._waits_for_body = False
         self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._pending_head = b""
-        self._connection: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._retry_timer: asyncio.TimerHandle | None = None
-        self._stale_retried = False
 
     # The request: its body comes in, perhaps in pieces, perhaps not at all.
 
@@ -137,21 +101,37 @@ class Exchange:
         """Check the request, take its first body bytes, and start when possible."""
         gateway, head = self.gateway, self.head
         gateway.exchanges.add(self)
+        length = head.content_length
         try:
-            if (head.content_length or 0) > gateway.settings.max_payload_bytes:
+            if length is not None and length > gateway.settings.max_payload_bytes:
                 raise self._too_large()
             if not self.route.control:
                 gateway.labels.read_head(self)
-                self._waits_for_body = head.has_body and gateway.reads_body(self)
-            must_wait = self._waits_for_body
-            if head.expect_continue:
-                self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.request_data(body)
+                self._waits_for_body = gateway.reads_body(self)
+            if len(body) == (length or 0) and not head.chunked:
+                self._take_whole(body)
+            else:
+                self._start_body(body)
         except MessageError as error:
             self.refuse(error)
             return
-        if not must_wait:  # else the body's last byte enters it
+        if not self._waits_for_body or self.request_complete:
             self._enter()
+
+    def _take_whole(self, body: bytes) -> None:
+        """The body has come with the head, as most do."""
+        self.received_bytes = self._held_bytes = len(body)
+        if body:
+            self._held.append(body)
+        self.request_complete = True
+        if self._waits_for_body:
+            self._read_body(body)
+
+    def _start_body(self, data: bytes) -> None:
+        self._framer = frame(self.head.chunked, self.head.content_length)
+        if self.head.expect_continue:
+            self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._add_body(self._framer, data)
 
     def request_data(self, data: bytes) -> None:
         """Take body bytes; whatever follows the body is a pipelined request.
@@ -160,18 +140,25 @@ class Exchange:
             MessageError: the framing is broken or the body is too large.
         """
         self.last_received_s = time.monotonic()
-        used = self._framer.feed(data)
+        if self._framer is None:
+            self.client.pipelined(data)
+            return
+        was_complete = self.request_complete
+        self._add_body(self._framer, data)
+        if self._waits_for_body and self.request_complete and not was_complete:
+            self._enter()
+
+    def _add_body(self, framer: Framer, data: bytes) -> None:
+        used = framer.feed(data)
         if used < len(data):
             self.client.pipelined(data[used:])
             data = data[:used]
         if data:
             self._take(data)
-        if self._framer.done and not self.request_complete:
+        if framer.done and not self.request_complete:
             self.request_complete = True
             if self._waits_for_body:
-                self._waits_for_body = False
-                self._read_body()
-                self._enter()
+                self._read_body(self._payload())
 
     def _take(self, data: bytes) -> None:
         """Pass bytes on, and hold them while they may be needed again."""
@@ -203,13 +190,17 @@ class Exchange:
         self._held_bytes = 0
         self.retryable = False
 
-    def _read_body(self) -> None:
-        """Derive what routing needs from the whole body."""
+    def _payload(self) -> bytes:
+        """The held body without its framing."""
         body = b"".join(self._held)
-        if self.head.chunked:
-            spans: list[bytes] = []
-            ChunkedBody().feed(body, spans)
-            body = b"".join(spans)
+        if not self.head.chunked:
+            return body
+        spans: list[bytes] = []
+        ChunkedBody().feed(body, spans)
+        return b"".join(spans)
+
+    def _read_body(self, body: bytes) -> None:
+        """Derive what routing needs from the whole body."""
         self.gateway.labels.read_body(self, body)
         if self.gateway.pool.policy.needs_text:
             self.text = prompt_text(body)
@@ -222,6 +213,7 @@ class Exchange:
 
     def _enter(self) -> None:
         if self.route.control:
+            self.backend = self.gateway.control_backend
             self._connect()
         elif self.gateway.admission.enter(self):
             self.start()
@@ -293,16 +285,11 @@ class Exchange:
 
     def _request_head(self) -> bytes:
         head, backend = self.head, self.backend
-        lines = [
-            b"%b %b HTTP/1.%d\r\n" % (head.method, head.target, not head.http_10),
-            backend.host_lines,
-            head.lines,
-            head.framing,
-        ]
+        lines = [head.start, backend.host_lines, head.lines, head.framing]
         if self.label is not None:
-            lines.append(b"x-smg-routing-key: %b\r\n" % self.label.encode())
+            lines += b"x-smg-routing-key: ", self.label.encode(), b"\r\n"
         if head.request_id is None:
-            lines.append(b"x-request-id: %b\r\n" % self.request_id)
+            lines += b"x-request-id: ", self.request_id, b"\r\n"
         if not head.authorized:
             lines.append(backend.auth_line)
         lines.append(b"\r\n")
@@ -336,7 +323,7 @@ class Exchange:
         )
 
     def _schedule_retry(self, worker: Worker) -> None:
-        self.tried.append(worker.url)
+        self.tried += (worker.url,)
         self._release()
         delay_s = self.gateway.backoff_s(self.attempts)
         loop = asyncio.get_running_loop()
@@ -371,8 +358,7 @@ class Exchange:
     def interim_answer(self, head: ResponseHead) -> None:
         """Pass a 1xx on, except the 100 that the gateway has given itself."""
         if head.status != 100 and not self.head.http_10:
-            line = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
-            self.client.write(b"%b%b\r\n" % (line, head.lines))
+            self.client.write(b"%b\r\n%b\r\n" % (head.start, head.lines))
 
     def answer_head(self, head: ResponseHead, until_close: bool) -> None:
         """Take the answer's head: pass it on, or ask another worker."""
@@ -397,11 +383,7 @@ class Exchange:
         self._pending_head = self._answer_head_bytes(head)
 
     def _answer_head_bytes(self, head: ResponseHead) -> bytes:
-        lines = [
-            b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason),
-            head.lines,
-            self.backend.routed_line,
-        ]
+        lines = [head.start, b"\r\n", head.lines, self.backend.routed_line]
         if head.chunked:
             self.dechunk = self.head.http_10
             if self.dechunk:
@@ -411,7 +393,7 @@ class Exchange:
         elif head.content_length is not None and head.status != 204:
             lines.append(b"content-length: %d\r\n" % head.content_length)
         if not head.has_request_id:
-            lines.append(b"x-request-id: %b\r\n" % self.request_id)
+            lines += b"x-request-id: ", self.request_id, b"\r\n"
         if not self.keep_client:
             lines.append(b"connection: close\r\n")
         elif self.head.http_10:
@@ -476,7 +458,7 @@ class Exchange:
 
     def check_time(self, now_s: float, stall_s: float) -> None:
         """End the exchange if a stage has taken too long."""
-        if now_s >= self.deadline_s:
+        if now_s - self.started_s >= self.gateway.settings.request_timeout_s:
             if self.worker is not None and not self.answer_started:
                 self.gateway.worker_failed(self.worker, "timeout")
             self.refuse(MessageError(504, "request_timeout", "request: took too long"))
@@ -510,7 +492,7 @@ class Exchange:
         self.gateway.exchanges.discard(self)
         self._release()
         self._held.clear()
-        self.gateway.finished(self)
+        self.gateway.finished(self, time.monotonic())
 
 
 def no_worker(registered: int) -> MessageError:

@@ -16,7 +16,7 @@ from sgl_router.admission import Admission
 from sgl_router.config import Settings
 from sgl_router.exchange import BUSY, Exchange
 from sgl_router.labels import LabelReader
-from sgl_router.metrics import Counts, status_class
+from sgl_router.metrics import Counts
 from sgl_router.routes import Routes
 from sgl_router.upstream import Backend
 from sgl_router.wire.errors import MessageError
@@ -77,7 +77,7 @@ class Gateway:
         self._worker_tls = worker_tls
         self._random = random.Random(settings.retry_seed)
         self._request_ids = itertools.count(1)
-        self._id_prefix = uuid.uuid4().hex[:12]
+        self._id_prefix = uuid.uuid4().hex[:12].encode() + b"-"
 
     def now_s(self) -> float:
         """The clock of all durations."""
@@ -85,7 +85,7 @@ class Gateway:
 
     def next_request_id(self) -> bytes:
         """An id for a request that came without one."""
-        return b"%b-%d" % (self._id_prefix.encode(), next(self._request_ids))
+        return b"%b%d" % (self._id_prefix, next(self._request_ids))
 
     def add_worker(self, url: str, api_key: str | None = None) -> Worker:
         """Register a worker; it is picked once a probe has found it healthy.
@@ -118,7 +118,7 @@ class Gateway:
 
     def worker_answered(self, worker: Worker, status: int) -> None:
         """A worker gave an answer's head: good, busy (429, 408) or failed (5xx)."""
-        worker.responses[status_class(status)] += 1
+        worker.responses[status // 100] += 1
         if status >= 500:
             self.pool.record_failure(worker, time.monotonic())
         elif status not in BUSY:
@@ -136,11 +136,10 @@ class Gateway:
         self.counts.errors[error.code] += 1
         self.counts.route("other").statuses[error.status] += 1
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, exchange: Exchange, now_s: float) -> None:
         """An exchange has ended: count it and let the next one in."""
         if self.closing and not self.exchanges:
             self._idle.set()
-        now_s = time.monotonic()
         seconds = now_s - exchange.started_s
         counts = self.counts
         route = counts.route(exchange.route.name)
@@ -175,9 +174,8 @@ class Gateway:
             self._check_client(client, now_s)
         self.admission.advance(now_s)
         self.pool.tick(now_s)
-        idle_since_s = asyncio.get_running_loop().time()
         for worker in self.pool:
-            worker.backend.expire(idle_since_s - settings.upstream_idle_timeout_s)
+            worker.backend.expire(now_s - settings.upstream_idle_timeout_s)
         if self.access_log is not None:
             self.access_log.flush()
 

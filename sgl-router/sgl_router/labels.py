@@ -40,6 +40,7 @@ class LabelReader:
         self.required = required
         self.from_body = from_body
         self.from_content = from_content
+        self.may_read_body = from_body or from_content
         self.sources: Counter[str] = Counter()
         self._warned = False
 
@@ -65,10 +66,10 @@ class LabelReader:
 
     def reads_body(self, exchange: Exchange) -> bool:
         """Whether the body is to be read for a label."""
-        if exchange.label is not None or not exchange.head.has_body:
+        if exchange.label is not None or not self.may_read_body:
             return False
-        return self.from_content or (
-            self.from_body and exchange.route.name == "/generate"
+        return exchange.head.has_body and (
+            self.from_content or exchange.route.name == "/generate"
         )
 
     def read_body(self, exchange: Exchange, body: bytes) -> None:

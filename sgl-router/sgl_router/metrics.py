@@ -216,7 +216,8 @@ class GatewayCollector(Collector):
             family_ = CounterMetricFamily(name, text, labels=["worker", label])
             for worker in workers:
                 for value, count in getattr(worker, attribute).items():
-                    family_.add_metric([worker.url, value], count)
+                    shown = f"{value}xx" if attribute == "responses" else value
+                    family_.add_metric([worker.url, shown], count)
             yield family_
 
     def _gateway_state(self) -> Iterator[Metric]:
@@ -262,8 +263,3 @@ def render(gateway: Gateway) -> bytes:
     registry = CollectorRegistry()
     registry.register(GatewayCollector(gateway))
     return generate_latest(registry)
-
-
-def status_class(status: int) -> str:
-    """``2xx`` and so on: the bounded name of a status."""
-    return f"{status // 100}xx"

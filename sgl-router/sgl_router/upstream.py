@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -26,6 +27,9 @@ MAX_IDLE_CONNECTIONS = 1024
 
 WRITE_BUFFER_BYTES = 512 * 1024
 """Unsent bytes at which the other side is asked to pause."""
+
+
+_NO_BODY = NoBody()
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -144,16 +148,20 @@ class UpstreamConnection(asyncio.Protocol):
             if len(data) > end:
                 self._read_head(data[end:])
             return
-        if head.bodyless(exchange.head.method):
-            framer: Framer = NoBody()
-        elif head.chunked or head.content_length is not None:
-            framer = frame(head.chunked, head.content_length)
-        else:
-            framer = BodyUntilClose()
-            head.keep_alive = False
+        length = 0 if head.bodyless(exchange.head.method) else head.content_length
+        until_close = length is None and not head.chunked
+        self._keep_alive = head.keep_alive and not until_close
+        if len(data) - end == length:  # the whole answer is here, as most are
+            self._framer = _NO_BODY
+            exchange.answer_head(head, until_close=False)
+            if self.exchange is None:  # asked elsewhere instead
+                self._to_pool()
+            else:
+                exchange.answer_end(data[end:])
+            return
+        framer = BodyUntilClose() if until_close else frame(length is None, length)
         self._framer = framer
-        self._keep_alive = head.keep_alive
-        exchange.answer_head(head, isinstance(framer, BodyUntilClose))
+        exchange.answer_head(head, until_close)
         self._read_body(framer, data[end:])
 
     def _read_body(self, framer: Framer, data: bytes) -> None:
@@ -239,7 +247,10 @@ class Backend:
         self.port = parts.port or (443 if secure else 80)
         self.tls = tls if secure else None
         self.unix_path = unix_path
-        self.host_lines = f"host: {parts.netloc}\r\nvia: 1.1 sgl-router\r\n".encode()
+        # what follows a request line, its CRLF first
+        self.host_lines = (
+            f"\r\nhost: {parts.netloc}\r\nvia: 1.1 sgl-router\r\n".encode()
+        )
         named = unix_path is None
         self.routed_line = (
             f"x-smg-routed-worker-id: {url}\r\n".encode() if named else b""
@@ -287,7 +298,7 @@ class Backend:
         if self.closed or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.abort()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 
     def lost(self, connection: UpstreamConnection) -> None:

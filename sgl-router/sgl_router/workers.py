@@ -38,6 +38,7 @@ class Worker:
         "backend",
         "breaker",
         "draining",
+        "eligible",
         "errors",
         "health_checks",
         "healthy",
@@ -60,11 +61,12 @@ class Worker:
         self.in_flight = 0
         self.healthy = False
         self.draining = False
+        self.eligible = False  # whether it is among the pool's loads
         self.breaker = CircuitBreaker(pool.breaker_settings)
         self.report = WorkerReport()
         self.selections = 0
         self.errors: Counter[str] = Counter()
-        self.responses: Counter[str] = Counter()
+        self.responses: Counter[int] = Counter()  # by hundreds: 2 for 2xx
         self.health_checks: Counter[str] = Counter()
 
     @property
@@ -76,18 +78,16 @@ class Worker:
         """Count one request, at its selection."""
         self.in_flight += 1
         self.selections += 1
-        loads = self.pool.loads
-        if self.url in loads and self.registered:
-            loads[self.url] = self.in_flight
+        if self.eligible:
+            self.pool.loads[self.url] = self.in_flight
 
     def release(self) -> None:
         """Take one request off the count; the caller does so exactly once."""
         if self.in_flight <= 0:
             raise AssertionError(f"worker {self.url}: released more than was acquired")
         self.in_flight -= 1
-        loads = self.pool.loads
-        if self.url in loads and self.registered:
-            loads[self.url] = self.in_flight
+        if self.eligible:
+            self.pool.loads[self.url] = self.in_flight
         elif self.draining and not self.in_flight:
             self.pool.forget(self)
 
@@ -150,6 +150,7 @@ class WorkerPool:
             return
         del self.by_url[worker.url]
         self.loads.pop(worker.url, None)
+        worker.eligible = False
         self._tripped.discard(worker)
         worker.draining = True
         self.policy.update_workers(self.by_url)
@@ -169,7 +170,8 @@ class WorkerPool:
         if not worker.registered:
             return
         circuit = worker.breaker.state(self._now_s)
-        if worker.healthy and circuit is not CircuitState.OPEN:
+        worker.eligible = worker.healthy and circuit is not CircuitState.OPEN
+        if worker.eligible:
             self.loads[worker.url] = worker.in_flight
         else:
             self.loads.pop(worker.url, None)

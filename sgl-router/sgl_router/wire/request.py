@@ -1,8 +1,8 @@
 """Request heads: parsed strictly with httptools, then written anew for the worker.
 
 Everything that two HTTP implementations could read differently (request smuggling) is
-refused here: bare CR or LF, folded lines, more than one length, a length beside
-chunked, any other transfer coding, a missing or repeated Host.
+refused: bare CR or LF, folded lines and bad names by httptools; here more than one
+length, a length beside chunked, any other transfer coding, a missing or repeated Host.
 """
 
 from __future__ import annotations
@@ -66,47 +66,29 @@ class RequestHead:
 
     Attributes:
         method: as sent.
-        target: origin form (path and query).
+        start: the request line as the worker gets it, without its CRLF.
         path: the target without its query.
         lines: header lines to pass on, each ending in CRLF; no Host, no framing.
-        labels: values of the label headers, by lower-case name.
+        labels: values of the label headers by lower-case name; None without any.
         content_length: bytes of the body when a length was given.
         chunked: whether the body is chunked.
         keep_alive: whether the client wants the connection kept.
+        http_10: whether the client speaks HTTP/1.0.
     """
 
-    __slots__ = (
-        "authorized",
-        "chunked",
-        "content_length",
-        "expect_continue",
-        "http_10",
-        "keep_alive",
-        "labels",
-        "lines",
-        "method",
-        "path",
-        "request_id",
-        "target",
-        "target_worker",
-    )
-
     method: bytes
-    target: bytes
+    start: bytes
     path: bytes
     lines: bytes
-    labels: dict[bytes, bytes] | None
-
-    def __init__(self) -> None:
-        self.labels = None
-        self.content_length: int | None = None
-        self.chunked = False
-        self.keep_alive = True
-        self.http_10 = False
-        self.expect_continue = False
-        self.request_id: bytes | None = None
-        self.authorized = False
-        self.target_worker: bytes | None = None
+    labels: dict[bytes, bytes] | None = None
+    content_length: int | None = None
+    chunked = False
+    keep_alive = True
+    http_10 = False
+    expect_continue = False
+    request_id: bytes | None = None
+    authorized = False
+    target_worker: bytes | None = None
 
     @property
     def has_body(self) -> bool:
@@ -116,11 +98,9 @@ class RequestHead:
     @property
     def framing(self) -> bytes:
         """The header line that frames the body for the worker."""
-        if self.chunked:
-            return b"transfer-encoding: chunked\r\n"
-        if self.content_length is None:
-            return b""
-        return b"content-length: %d\r\n" % self.content_length
+        if self.content_length is not None:
+            return b"content-length: %d\r\n" % self.content_length
+        return b"transfer-encoding: chunked\r\n" if self.chunked else b""
 
 
 class _Silent:
@@ -159,7 +139,6 @@ class RequestParser:
         Raises:
             MessageError: the head breaks a rule; ``status`` says which answer it gets.
         """
-        _check_line_ends(data)
         parser = httptools.HttpRequestParser(_SILENT)
         try:
             parser.feed_data(data)
@@ -180,20 +159,18 @@ class RequestParser:
         elif version != b"HTTP/1.1":
             text = first.decode("ascii", "replace")[-20:]
             raise MessageError(505, "http_version", f"http version: {text!r} refused")
-        self._read_target(head, target)
-        self._read_headers(head, lines)
-        return head
-
-    def _read_target(self, head: RequestHead, url: bytes) -> None:
         if head.method not in METHODS:
             name = head.method.decode("ascii", "replace")
             raise MessageError(501, "method", f"method: {name} is not served")
-        if url[:1] != b"/" and url != b"*":
-            url = _origin_form(url)
-        if not _TARGET.fullmatch(url):
+        if target[:1] != b"/" and target != b"*":
+            target = _origin_form(target)
+            first = b" ".join((head.method, target, version))
+        if not _TARGET.fullmatch(target):
             raise bad_request("request target: bytes that a URL may not hold")
-        head.target = url
-        head.path = url.partition(b"?")[0]
+        head.start = first
+        head.path = target.partition(b"?")[0]
+        self._read_headers(head, lines)
+        return head
 
     def _read_headers(self, head: RequestHead, lines: list[bytes]) -> None:
         if len(lines) > MAX_HEADERS:
@@ -250,15 +227,6 @@ def _read_special(head: RequestHead, kind: int, name: bytes, value: bytes) -> No
         head.expect_continue = not head.http_10
     elif value.lower() != b"h2c":  # upgrade
         raise MessageError(501, "upgrade", "upgrade: not served here")
-
-
-def _check_line_ends(data: bytes) -> None:
-    """Refuse lone CR or LF and folded lines: parsers differ on them."""
-    ends = data.count(b"\r\n")
-    if data.count(b"\n") != ends or data.count(b"\r") != ends:
-        raise bad_request("request head: a CR or LF stands alone")
-    if b"\n " in data or b"\n\t" in data:
-        raise bad_request("request head: folded header line")
 
 
 def _origin_form(url: bytes) -> bytes:

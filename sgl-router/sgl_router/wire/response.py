@@ -32,7 +32,7 @@ class ResponseHead:
 
     Attributes:
         status: the status code.
-        reason: the reason phrase.
+        start: the status line as the client gets it, without its CRLF.
         lines: header lines to pass on, each ending in CRLF; no framing.
         content_length: bytes of the body when a length was given.
         chunked: whether the body is chunked.
@@ -40,24 +40,13 @@ class ResponseHead:
         has_request_id: whether the worker set x-request-id itself.
     """
 
-    __slots__ = (
-        "chunked",
-        "content_length",
-        "has_request_id",
-        "keep_alive",
-        "lines",
-        "reason",
-        "status",
-    )
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.reason = b""
-        self.lines = b""
-        self.content_length: int | None = None
-        self.chunked = False
-        self.keep_alive = True
-        self.has_request_id = False
+    status: int
+    start: bytes
+    lines: bytes
+    content_length: int | None = None
+    chunked = False
+    keep_alive = True
+    has_request_id = False
 
     def bodyless(self, method: bytes) -> bool:
         """Whether no body follows, whatever the headers say (RFC 9112, 6.3)."""
@@ -84,18 +73,17 @@ def parse_response(data: bytes) -> ResponseHead:
         pass  # a 101 is refused by the caller
     except httptools.HttpParserError as error:
         raise ResponseError(f"response head: {error}") from None
-    ends = data.count(b"\r\n")
-    if data.count(b"\n") != ends or b"\n " in data or b"\n\t" in data:
-        raise ResponseError("response head: bare LF or folded header line")
     first, *lines = data.split(b"\r\n")
     del lines[-2:]  # the empty line, and nothing after it
-    version, _, rest = first.partition(b" ")
+    version = first[:9]
     head = ResponseHead()
     head.status = parser.get_status_code()
-    head.reason = rest[4:]
-    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not 100 <= head.status <= 999:
+    if version == b"HTTP/1.0 ":
+        head.keep_alive = False
+        first = b"HTTP/1.1 " + first[9:]
+    elif version != b"HTTP/1.1 " or not 100 <= head.status <= 999:
         raise ResponseError(f"response head: {first[:20]!r} refused")
-    head.keep_alive = version == b"HTTP/1.1"
+    head.start = first
     _read_headers(head, lines)
     return head
 

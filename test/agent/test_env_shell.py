@@ -310,16 +310,36 @@ async def test_without_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert names(tmp_path) == []
 
 
+IMAGE = os.environ.get("SGLANG_AGENT_TEST_IMAGE", "debian:13")
+
+
 def daemon_runs() -> bool:
     if shutil.which("docker") is None:
         return False
-    asked = ["docker", "image", "inspect", "debian:13"]
+    asked = ["docker", "image", "inspect", IMAGE]
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not daemon_runs(), reason="needs a Docker daemon with debian:13")
-async def test_a_real_container() -> None:
-    async with shell(image="debian:13", timeout_s=2, files={"a": "in"}) as run:
-        assert (await run("cat a; id -u")).content.startswith("in")
-        assert "killed after 2 s" in (await run("sleep 60")).content
-        assert (await run("cat < /dev/tcp/1.1.1.1/80")).is_error
+def listing(*flags: str) -> str:
+    command = ["docker", "ps", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not daemon_runs(), reason=f"needs a Docker daemon with {IMAGE}")
+async def test_a_real_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "_swept", False)
+    limits = {"timeout_s": 3, "memory_bytes": 64 << 20}
+    async with shell(
+        image=IMAGE, files={"a": "in"}, env={"C": "blue"}, **limits
+    ) as run:
+        assert (await run("cat a; echo out > b; echo $C")).content == "inblue\n"
+        assert (await run("cat b; exit 3")).content == "out\n\n[exit status 3]"
+        assert "killed after 3 s" in (await run("sleep 60")).content
+        assert "killed by signal 9" in (await run("exec tail /dev/zero")).content
+        interfaces = (await run("tail -n +3 /proc/net/dev")).content
+        assert [line.split(":")[0].strip() for line in interfaces.splitlines()] == [
+            "lo"
+        ]
+        assert "sglang-agent-" in listing()
+    assert "sglang-agent-" not in listing("--all")

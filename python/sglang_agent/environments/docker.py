@@ -7,10 +7,13 @@ leaves nothing behind for longer than until the next one.
 
 from __future__ import annotations
 
-import os
 import shutil
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from sglang_agent.environments import leases
 from sglang_agent.environments.base import EnvironmentFailure
@@ -20,6 +23,9 @@ from sglang_agent.environments.starting import start_turn
 OWNER_LABEL = "sglang-agent.owner"
 _WORKDIR = "/work"
 _CONTROL_S = 120.0
+_EXEC_GRACE_S = 5.0
+_NO_CONTAINER = 125
+_KILLED = 137
 _CONTROL_BYTES = 65536
 _swept = False
 
@@ -52,7 +58,7 @@ class Container:
         variables = [f"--env={name}={value}" for name, value in self._env.items()]
         # Asked for by name as well, so that a start that is cancelled halfway can
         # still be undone.
-        self._id = f"sglang-agent-{os.getpid()}-{folder.name}"
+        self._id = folder.name
         async with start_turn():
             await _docker(
                 "run", "--detach", "--rm", "--init", f"--name={self._id}",
@@ -65,29 +71,29 @@ class Container:
         """Run one command in it; ``timeout`` inside ends what docker exec cannot."""
         if self._id is None:
             raise EnvironmentFailure("docker: container is not running")
-        seconds = f"{self._timeout_s:g}"
+        started = time.monotonic()
         done = await run_limited(
-            [
-                "docker",
-                "exec",
-                self._id,
-                "timeout",
-                "-s",
-                "KILL",
-                seconds,
-                "sh",
-                "-c",
-                command,
-            ],
-            timeout_s=self._timeout_s + 5.0,
+            self._exec(command),
+            timeout_s=self._timeout_s + _EXEC_GRACE_S,
             output_bytes=self._output_bytes,
         )
-        # 125 to 127 are docker's own, when the container cannot be reached.
-        if done.status == 125 or b"No such container" in done.output:
+        # 125 is docker's own, when the container cannot be reached.
+        if done.status == _NO_CONTAINER or b"No such container" in done.output:
             raise EnvironmentFailure(f"docker: {done.text().strip()}")
-        if done.status == 137:
-            return Finished(None, done.output, done.left_out_bytes, self._timeout_s)
+        if done.status == _KILLED:
+            # By its time limit, or earlier by another, which is that of memory.
+            late = time.monotonic() - started >= self._timeout_s
+            return msgspec.structs.replace(
+                done,
+                status=None if late else -signal.SIGKILL,
+                timeout_s=self._timeout_s,
+            )
         return done
+
+    def _exec(self, command: str) -> list[str]:
+        assert self._id is not None
+        limit = ["timeout", "-s", "KILL", f"{self._timeout_s:g}"]
+        return ["docker", "exec", self._id, *limit, "sh", "-c", command]
 
     async def stop(self) -> None:
         """Remove the container, whatever state it is in."""

@@ -51,27 +51,39 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_upstream_wheel")
-def test_git_am_of_the_features_gives_the_tree(tree: Path, tmp_path: Path) -> None:
-    upstream = tmp_path / "upstream"
+@pytest.fixture(scope="module")
+def upstream(_upstream_wheel: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository that holds the pinned tree under ``python/``."""
+    repository = tmp_path_factory.mktemp("upstream")
     with zipfile.ZipFile(cache_dir() / read_pin().wheel().file) as archive:
-        archive.extractall(upstream / "python")
-    _git(upstream, "init", "--quiet")
-    _git(upstream, "add", "--all")
-    _git(upstream, "commit", "--quiet", "-m", "upstream")
+        archive.extractall(repository / "python")
+    _git(repository, "init", "--quiet", "--initial-branch=pinned")
+    _git(repository, "add", "--all")
+    _git(repository, "commit", "--quiet", "-m", "upstream")
+    return repository
 
+
+@pytest.mark.slow
+def test_git_am_of_the_features_gives_the_tree(
+    tree: Path, upstream: Path, tmp_path: Path
+) -> None:
     patches = render_features(tmp_path / "patches")
+    _git(upstream, "checkout", "--quiet", "--detach", "pinned")
     _git(upstream, "am", "--quiet", *map(str, patches))
 
-    changed = _git(upstream, "diff", "--name-only", "HEAD~" + str(len(patches)))
-    assert changed
-    for path in changed.splitlines():
+    changed = _git(upstream, "diff", "--name-only", "pinned").splitlines()
+    for path in changed:
         if path.startswith("python/"):
             ours = (tree / path.removeprefix("python/")).read_bytes()
             assert (upstream / path).read_bytes() == ours, path
-    patched = {file.path for patch in load_series() for file in patch.files}
-    assert patched <= set(changed.splitlines())
+    assert {file.path for patch in load_series() for file in patch.files} <= {*changed}
+
+
+@pytest.mark.slow
+def test_every_feature_applies_alone(upstream: Path, tmp_path: Path) -> None:
+    for patch in render_features(tmp_path / "patches", alone=True):
+        _git(upstream, "checkout", "--quiet", "--detach", "pinned")
+        _git(upstream, "am", "--quiet", str(patch))
 
 
 def _git(repository: Path, *arguments: str) -> str:

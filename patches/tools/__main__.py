@@ -61,7 +61,7 @@ def _refresh(args: argparse.Namespace) -> None:
     if args.patch is None:
         refresh_all()
     elif args.tree is None:
-        raise SeriesError("refresh PATCH needs --tree, the tree with the edit")
+        _parser().error("refresh PATCH needs --tree, the tree with the edit")
     else:
         edit_patch(args.patch, args.tree, args.file)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,10 @@ AT_MOST = {
 def ask(python: str, script: str, *arguments: str) -> dict[str, Any]:
     """Run one measurement in a fresh process and return what it printed."""
     command = [python, str(HERE / script), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    env = {**os.environ, workload.STUB_PYTHON: sys.executable}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=env
+    )
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     print(
         json.dumps({"measurement": " ".join([script, *arguments]), **found}), flush=True

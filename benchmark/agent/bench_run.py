@@ -5,7 +5,8 @@ another process, journal on disk, trace and report included.
 
     throughput   the server answers at once: how many turns a second get through
     latency      a paced load: by how much a turn and a job are longer than the stub's
-                 own times. p50 and p99 over all turns, in ms
+                 own times. p50 and p99 in ms over all turns that begin after the
+                 ramp-up, in which all samples of the batch's start come at once
     memory       resident bytes for each trajectory that waits for admission
 """
 
@@ -41,6 +42,7 @@ TOOL = {
     "function": {"name": "look", "parameters": {"type": "object"}},
 }
 PACED_TURN_S, PACED_JOB_S = 2.0, 0.02
+RAMP_UP_S = 2 * (PACED_TURN_S + PACED_JOB_S)
 
 
 class BenchEnvironment:
@@ -140,7 +142,10 @@ def latency(trajectories: int) -> dict[str, float]:
 
 
 def added_s(record: TrajectoryRecord) -> list[float]:
-    """Return, per turn, the time that is neither the stub's nor the job queue's."""
+    """Return, per turn after the ramp-up, the time that nobody asked for.
+
+    That is all that is neither the stub's own nor the queue of jobs for a slot.
+    """
     added, previous_end_s = [], record.admitted_s
     extra_s = 0.0
     for stage in record.stages:
@@ -152,7 +157,8 @@ def added_s(record: TrajectoryRecord) -> list[float]:
             extra_s += stage.start_s - previous_end_s
             extra_s += stage.end_s - stage.start_s - PACED_TURN_S
             previous_end_s = stage.end_s
-            added.append(extra_s)
+            if stage.start_s > RAMP_UP_S:
+                added.append(extra_s)
             extra_s = 0.0
     return added
 

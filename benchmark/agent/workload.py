@@ -19,6 +19,9 @@ TURNS = 10
 SAMPLE_CONCURRENCY = 2_000
 ENV_CONCURRENCY = 64
 
+# Names the Python that serves the stub for a contender that lives without our client.
+STUB_PYTHON = "BENCH_STUB_PYTHON"
+
 CLIENT_CORE, SERVER_CORE = 0, 1  # of those this process may use
 
 
@@ -27,7 +30,7 @@ def stub_server(delay_s: float) -> Iterator[str]:
     """Run the stub worker in a process of its own, on a core of its own."""
     process = subprocess.Popen(
         [
-            sys.executable,
+            os.environ.get(STUB_PYTHON, sys.executable),
             "-m",
             "sglang_agent.testing.stub_worker",
             "--delay-s",

@@ -42,6 +42,10 @@ class State(Enum):
     DONE = "done"
 
 
+# Looked up once: the gate compares states several times a job.
+WAITING, HELD, CLOSING, DONE = State
+
+
 class ServerLimit(NamedTuple):
     """What one server allows: jobs at once, and starts per second with a burst."""
 
@@ -110,7 +114,7 @@ class Ticket:
         self.queued_s = queued_s
         self.granted_s = queued_s
         self.entry = -1
-        self.state = State.WAITING
+        self.state = WAITING
         self.waker: _Waker | None = None
         self.parent: Ticket | None = None
         self.borrower: Ticket | None = None
@@ -228,7 +232,7 @@ class _Lane:
         while self._keys:
             queue = self._queues[self._keys[0]]
             while queue:
-                if queue[0].state is State.WAITING:
+                if queue[0].state is WAITING:
                     return queue[0]
                 queue.popleft()
                 self._gone -= 1
@@ -268,7 +272,7 @@ class _Lane:
         """Yield the waiting tickets in their order."""
         for key in sorted(self._queues):
             for ticket in self._queues[key]:
-                if ticket.state is State.WAITING:
+                if ticket.state is WAITING:
                     yield ticket
 
     def waiting_count(self) -> int:
@@ -351,7 +355,7 @@ class Gate:
         limit_s = float("inf") if queue_timeout_s is None else queue_timeout_s
         deadline_s = ticket.queued_s + limit_s
         try:
-            while ticket.state is State.WAITING:
+            while ticket.state is WAITING:
                 left_s = deadline_s - self.clock.now()
                 if left_s <= 0 and self._withdraw(ticket):
                     raise QueueTimeout(label, server, limit_s)
@@ -377,10 +381,10 @@ class Gate:
     def release(self, ticket: Ticket) -> None:
         """Give a place back; a second call does nothing."""
         with self._lock:
-            if ticket.state is not State.HELD:
+            if ticket.state is not HELD:
                 return
             if ticket.borrower is not None:
-                ticket.state = State.CLOSING
+                ticket.state = CLOSING
                 return
             self._free(ticket)
             self._dispatch()
@@ -388,7 +392,7 @@ class Gate:
     def abandon(self, ticket: Ticket) -> bool:
         """Free the place of a job that cannot be stopped; False if it just ended."""
         with self._lock:
-            if ticket.state not in (State.HELD, State.CLOSING):
+            if ticket.state not in (HELD, CLOSING):
                 return False
             self._abandoned += 1
             self._free(ticket)
@@ -456,7 +460,7 @@ class Gate:
     def held_here(self) -> Ticket | None:
         """Return the place that the calling context holds, if any."""
         for ticket in reversed(_HELD.get()):
-            if ticket.gate is self and ticket.state is State.HELD:
+            if ticket.gate is self and ticket.state is HELD:
                 return ticket
         return None
 
@@ -490,26 +494,26 @@ class Gate:
         with self._lock:
             ticket.entry = next(self._entries)
             ticket.waker = make_waker()
-            parent = self.held_here()
+            parent = self.held_here() if _HELD.get() else None
             if parent is None:
                 self._lane_of(ticket.server).push(ticket)
                 self._dispatch()
             else:
                 self._borrow(parent, ticket)
-            return ticket.state is State.HELD
+            return ticket.state is HELD
 
     def _borrow(self, parent: Ticket, ticket: Ticket) -> None:
         ticket.parent = parent
         if parent.borrower is None:
             parent.borrower = ticket
-            ticket.state = State.HELD
+            ticket.state = HELD
             return
         if parent.borrowers is None:
             parent.borrowers = deque()
         parent.borrowers.append(ticket)
 
     def _free(self, ticket: Ticket) -> None:
-        ticket.state = State.DONE
+        ticket.state = DONE
         parent = ticket.parent
         if parent is not None:
             self._lend_on(parent)
@@ -522,25 +526,25 @@ class Gate:
         parent.borrower = None
         while parent.borrowers:
             heir = parent.borrowers.popleft()
-            if heir.state is not State.WAITING:
+            if heir.state is not WAITING:
                 continue
-            if parent.state is State.DONE:  # abandoned: nothing is left to lend
+            if parent.state is DONE:  # abandoned: nothing is left to lend
                 heir.parent = None
                 self._lane_of(heir.server).push(heir)
             elif self._grant(heir):
                 parent.borrower = heir
                 return
             else:
-                heir.state = State.DONE
-        if parent.state is State.CLOSING:
+                heir.state = DONE
+        if parent.state is CLOSING:
             self._free(parent)
 
     def _withdraw(self, ticket: Ticket) -> bool:
         """Leave the queue; False when the ticket is no longer waiting."""
         with self._lock:
-            if ticket.state is not State.WAITING:
+            if ticket.state is not WAITING:
                 return False
-            ticket.state = State.DONE
+            ticket.state = DONE
             if ticket.parent is None:
                 self._lane_of(ticket.server).forget()
                 self._dispatch()
@@ -554,10 +558,10 @@ class Gate:
                 return
             ticket = lane.pop(now_s)
             self._held[ticket] = None
-            if self._grant(ticket, now_s):
-                self._peak = max(self._peak, len(self._held))
-            else:
+            if not self._grant(ticket, now_s):
                 self._free(ticket)
+            elif len(self._held) > self._peak:
+                self._peak = len(self._held)
 
     def _best_lane(self, now_s: float) -> _Lane | None:
         if not self._lanes:
@@ -578,11 +582,7 @@ class Gate:
     def _arm(self, lane: _Lane, head: Ticket, opens_s: float, now_s: float) -> None:
         """Have the head of a rate-limited lane dispatch again when the rate opens."""
         armed = lane.armed_by
-        if (
-            armed is not None
-            and armed.state is State.WAITING
-            and lane.armed_s >= opens_s
-        ):
+        if armed is not None and armed.state is WAITING and lane.armed_s >= opens_s:
             return
         lane.armed_by, lane.armed_s = head, opens_s
         assert head.waker is not None
@@ -590,7 +590,7 @@ class Gate:
 
     def _grant(self, ticket: Ticket, now_s: float | None = None) -> bool:
         """Hand a place over; False when the waiter's loop is gone."""
-        ticket.state = State.HELD
+        ticket.state = HELD
         ticket.granted_s = self.clock.now() if now_s is None else now_s
         if ticket.waker is not None:
             try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from sglang_agent.records import EnvironmentStage, InferenceStage, TrajectoryRecord
+from sglang_agent.replay.conversations import JOB
 from sglang_agent.report.model import Report
 
 EXAMPLES = 10
@@ -156,10 +157,10 @@ def _turns(name: str, a: InferenceStage, b: InferenceStage) -> Iterator[Differen
 def _jobs(
     name: str, a: EnvironmentStage, b: EnvironmentStage, tolerance: Tolerance
 ) -> Iterator[Difference]:
-    tools = [
-        ", ".join(operation.name for operation in job.operations) for job in (a, b)
-    ]
-    if tools[0] != tools[1]:
+    tools = [", ".join(call.name for call in job.operations) for job in (a, b)]
+    # A replay takes a job's time and answer, and knows nothing of its tools.
+    replayed = JOB in a.operations or JOB in b.operations
+    if tools[0] != tools[1] and not replayed:
         yield Difference(name, a.turn, "tools", *tools)
     left, right = a.ended_s - a.started_s, b.ended_s - b.started_s
     if not tolerance.equal(left, right):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sglang_agent.__main__ import main
-from sglang_agent.records import Outcome, TrajectoryRecord
+from sglang_agent.records import Operation, Outcome, TrajectoryRecord
+from sglang_agent.replay.conversations import JOB
 from sglang_agent.trace import write_trace
 
 from .report_data import inference, job, trajectory
@@ -39,6 +41,26 @@ def test_only_times_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert text.startswith("the same work: 3 samples, 6 turns")
     assert "+100.2%" in text  # the makespan, 5 s and 10.01 s
+
+
+def test_a_replay_does_the_work_of_its_original(tmp_path: Path) -> None:
+    def replayed(record: TrajectoryRecord) -> TrajectoryRecord:
+        first, work, last = record.stages
+        work = msgspec.structs.replace(work, operations=[JOB])
+        return msgspec.structs.replace(record, stages=[first, work, last])
+
+    assert diff(tmp_path, batch(), [replayed(record) for record in batch()]) == 0
+
+
+def test_other_tools_are_other_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = batch()[0].stages
+    calls = [Operation("x", "write", {})]
+    other = [stages[0], msgspec.structs.replace(stages[1], operations=calls), stages[2]]
+    mine = trajectory("a", stages, 5.0)
+    assert diff(tmp_path, [mine], [trajectory("a", other, 5.0)]) == 1
+    assert "a turn 1: tools read / write" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

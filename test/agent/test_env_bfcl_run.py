@@ -10,6 +10,7 @@ import pytest
 from sglang_agent import bfcl_tasks, side_packages
 from sglang_agent.__main__ import main
 from sglang_agent.testing.bfcl_worker import BfclWorker
+from sglang_agent.testing.stub_worker import StubWorker
 from sglang_agent.trace import read_trace
 
 from .run_support import serving
@@ -49,3 +50,22 @@ def turns_after_the_first(tasks: Path) -> list[list[object]]:
 
     ids = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
     return [list(entry(entry_id).question[1:]) for entry_id in ids]
+
+
+@pytest.mark.slow
+def test_a_replay_of_the_run_did_the_same_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side_packages.ensure("bfcl-eval")
+    tasks, output, again = (tmp_path / name for name in ("t.jsonl", "run", "again"))
+    assert bfcl_tasks.main(["--limit", "4", "-o", str(tasks)]) == 0
+    limits = ["--sample-concurrency", "3", "--env-concurrency", "2"]
+    with serving(BfclWorker()) as url:
+        command = ["run", str(tasks), "--base-url", url, "--output", str(output)]
+        assert main([*command, *limits, "--plain"]) == 0
+    with serving(StubWorker()) as url:
+        command = ["replay", str(output), "--base-url", url, "--output", str(again)]
+        assert main([*command, *limits, "--no-flush"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(output), str(again)]) == 0
+    assert capsys.readouterr().out.startswith("the same work: 4 samples")

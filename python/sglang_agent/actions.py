@@ -22,7 +22,7 @@ from typing import NamedTuple
 from sglang_agent import gate, policies
 from sglang_agent.clock import Clock
 from sglang_agent.errors import JobAbandoned, RunTimeout
-from sglang_agent.gate import Gate, GateStatistics, Holding, ServerLimit, Ticket
+from sglang_agent.gate import Gate, GateOwner, Holding, ServerLimit, Ticket
 from sglang_agent.policies import QueuedJob
 from sglang_agent.trajectory import Trajectory
 
@@ -35,7 +35,7 @@ class Abandoned(NamedTuple):
     ran_s: float
 
 
-class ActionScheduler:
+class ActionScheduler(GateOwner):
     """The execution limit CE with an order among the jobs that wait.
 
     ``policy`` is a name of :func:`sglang_agent.policies.names`; ``band_s`` is B of
@@ -139,32 +139,6 @@ class ActionScheduler:
         finally:
             gate.leave(before)
             self._gate.release(ticket)
-
-    @property
-    def capacity(self) -> int:
-        """CE. Raising it starts waiting jobs at once; lowering it drains."""
-        return self._gate.capacity
-
-    @capacity.setter
-    def capacity(self, capacity: int) -> None:
-        self._gate.capacity = capacity
-
-    @property
-    def paused(self) -> bool:
-        """While true no job starts; running jobs go on."""
-        return self._gate.paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._gate.paused = paused
-
-    def statistics(self) -> GateStatistics:
-        """Return a snapshot: running, waiting, by server, peak, abandoned."""
-        return self._gate.statistics()
-
-    def holders(self) -> list[Holding]:
-        """Return the running jobs, longest first."""
-        return self._gate.holders()
 
     def waiters(self) -> list[Holding]:
         """Return the waiting jobs, in dispatch order within each server's limits."""

@@ -6,10 +6,10 @@ from types import TracebackType
 
 from sglang_agent import gate
 from sglang_agent.clock import Clock
-from sglang_agent.gate import Gate, GateStatistics, Holding, Ticket
+from sglang_agent.gate import Gate, GateOwner, Ticket
 
 
-class AdmissionGate:
+class AdmissionGate(GateOwner):
     """Admits samples in submission order; a place is held until the sample ends.
 
     One gate is the scope of the limit: share it between all task groups of a run.
@@ -28,32 +28,6 @@ class AdmissionGate:
         Call it in submission order; cancelling the waiter leaves the queue.
         """
         return Admission(self._gate, label)
-
-    @property
-    def capacity(self) -> int:
-        """Samples that may be active at once."""
-        return self._gate.capacity
-
-    @capacity.setter
-    def capacity(self, capacity: int) -> None:
-        self._gate.capacity = capacity
-
-    @property
-    def paused(self) -> bool:
-        """While true nobody is admitted; active samples go on."""
-        return self._gate.paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._gate.paused = paused
-
-    def statistics(self) -> GateStatistics:
-        """Return a snapshot: active is ``running``, not yet admitted ``waiting``."""
-        return self._gate.statistics()
-
-    def holders(self) -> list[Holding]:
-        """Return the active samples, longest first."""
-        return self._gate.holders()
 
 
 class Admission:

@@ -606,6 +606,38 @@ class Gate:
         return wait_s if lane.armed_by is ticket and wait_s > 0 else float("inf")
 
 
+class GateOwner:
+    """What both gates show of the :class:`Gate` inside them."""
+
+    _gate: Gate
+
+    @property
+    def capacity(self) -> int:
+        """The limit. Raising it starts waiters at once; lowering it only drains."""
+        return self._gate.capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._gate.capacity = capacity
+
+    @property
+    def paused(self) -> bool:
+        """While true nobody starts; whoever holds a place goes on."""
+        return self._gate.paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._gate.paused = paused
+
+    def statistics(self) -> GateStatistics:
+        """Return a snapshot: running, waiting, peak, abandoned, by server."""
+        return self._gate.statistics()
+
+    def holders(self) -> list[Holding]:
+        """Return who holds a place, longest first."""
+        return self._gate.holders()
+
+
 def enter(ticket: Ticket) -> tuple[Ticket, ...]:
     """Note that the calling context holds ``ticket``; returns what to restore."""
     before = _HELD.get()

@@ -12,7 +12,6 @@ from sglang_agent.inference import InferenceFailure, TurnAnswer, TurnRequest
 from sglang_agent.inference.http import (
     WORKER_HEADER,
     HttpTransport,
-    Refused,
     Retryable,
 )
 
@@ -33,19 +32,8 @@ class ChatClient:
         """See :class:`~sglang_agent.inference.InferenceClient`."""
         clock = self.transport.clock
         start_s = clock.now()
-
-        async def attempt(number: int) -> _Collected:
-            rid = f"{request.turn_id}/{number}"
-            try:
-                return await self._attempt(request, rid)
-            except (InferenceFailure, Refused):
-                raise  # there was an answer: nothing is running there
-            except BaseException:
-                self.transport.abort(rid, request.label)
-                raise
-
-        collected, attempts = await self.transport.with_retries(
-            request.turn_id, attempt
+        collected, attempts = await self.transport.ask_turn(
+            request, lambda rid: self._attempt(request, rid)
         )
         return collected.answer(start_s, clock.now(), attempts)
 

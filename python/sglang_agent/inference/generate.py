@@ -12,7 +12,6 @@ from sglang_agent.inference.chat import server_sent
 from sglang_agent.inference.http import (
     WORKER_HEADER,
     HttpTransport,
-    Refused,
     Retryable,
 )
 
@@ -28,20 +27,10 @@ class GenerateClient:
 
     async def complete(self, request: TurnRequest) -> TurnAnswer:
         """See :class:`~sglang_agent.inference.InferenceClient`."""
-        clock = self.transport.clock
-        start_s = clock.now()
-
-        async def attempt(number: int) -> TurnAnswer:
-            rid = f"{request.turn_id}/{number}"
-            try:
-                return await self._attempt(request, rid, start_s)
-            except (InferenceFailure, Refused):
-                raise  # there was an answer: nothing is running there
-            except BaseException:
-                self.transport.abort(rid, request.label)
-                raise
-
-        answer, attempts = await self.transport.with_retries(request.turn_id, attempt)
+        start_s = self.transport.clock.now()
+        answer, attempts = await self.transport.ask_turn(
+            request, lambda rid: self._attempt(request, rid, start_s)
+        )
         return msgspec.structs.replace(answer, attempts=attempts)
 
     async def close(self) -> None:

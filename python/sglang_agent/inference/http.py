@@ -18,7 +18,7 @@ from yarl import URL
 
 from sglang_agent.backoff import Backoff
 from sglang_agent.clock import Clock, RealClock
-from sglang_agent.inference import InferenceFailure
+from sglang_agent.inference import InferenceFailure, TurnRequest
 from sglang_agent.labels import routing_headers
 
 T = TypeVar("T")
@@ -119,6 +119,27 @@ class HttpTransport:
                 delay_s = self._backoff.delay_s(number, error.retry_after_s)
             await self.clock.sleep(delay_s)
             number += 1
+
+    async def ask_turn(
+        self, request: TurnRequest, attempt: Callable[[str], Awaitable[T]]
+    ) -> tuple[T, int]:
+        """Call ``attempt(request id)`` until it succeeds; return how many it took.
+
+        The turn keeps its id over all attempts, and an attempt that is given up, for
+        whatever reason, is aborted at its worker. Raises :class:`InferenceFailure`.
+        """
+
+        async def one(number: int) -> T:
+            rid = f"{request.turn_id}/{number}"
+            try:
+                return await attempt(rid)
+            except (InferenceFailure, Refused):
+                raise  # there was an answer: nothing is running there
+            except BaseException:
+                self.abort(rid, request.label)
+                raise
+
+        return await self.with_retries(request.turn_id, one)
 
     @asynccontextmanager
     async def opened(

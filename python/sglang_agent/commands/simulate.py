@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_agent import policies
 
 if TYPE_CHECKING:
+    from sglang_agent.records import TrajectoryRecord
     from sglang_agent.simulate.fleet import RoutingPolicy
     from sglang_agent.simulate.script import TrajectoryScript
     from sglang_agent.simulate.settings import SimulationSettings
@@ -258,7 +259,11 @@ def _once(
     from sglang_agent.trace import TRACE_NAME, write_trace
 
     result = simulate(
-        scripts, settings, lambda names: make(settings.router_policy, names), pool
+        scripts,
+        settings,
+        lambda names: make(settings.router_policy, names),
+        pool,
+        _progress(len(scripts)),
     )
     names = [f"worker-{index}" for index in range(settings.workers)]
     report = build_report(
@@ -279,6 +284,24 @@ def _once(
     if result.timed_out:
         print("the time limit ended the batch", file=sys.stderr)
     return 1 if result.timed_out else 0
+
+
+def _progress(trajectories: int) -> Callable[[TrajectoryRecord], None]:
+    """Prints a line whenever another tenth of the trajectories is done."""
+    step = max(1, trajectories // 10)
+    done = 0
+
+    def count(record: TrajectoryRecord) -> None:
+        nonlocal done
+        done += 1
+        if done % step == 0:
+            minutes = record.ended_s / 60
+            print(
+                f"{done}/{trajectories} trajectories, {minutes:.1f} virtual minutes",
+                file=sys.stderr,
+            )
+
+    return count
 
 
 def _sweep(

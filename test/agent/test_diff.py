@@ -104,6 +104,11 @@ def test_tolerance_is_checked_and_used(
     assert (
         diff(tmp_path, batch(), batch(duration=2.2), "--duration-tolerance", "0.2") == 0
     )
+    assert (
+        diff(tmp_path, batch(), batch(duration=2.2), "--duration-slack-s", "0.3") == 0
+    )
+    assert diff(tmp_path, batch(), batch(), "--duration-slack-s", "-1") == 2
+    assert "--duration-slack-s is -1" in capsys.readouterr().err
     assert diff(tmp_path, batch(), batch(), "--duration-tolerance", "2") == 2
     assert "--duration-tolerance is 2.0" in capsys.readouterr().err
 

@@ -67,5 +67,7 @@ def test_a_replay_of_the_run_did_the_same_work(
         command = ["replay", str(output), "--base-url", url, "--output", str(again)]
         assert main([*command, *limits, "--no-flush"]) == 0
     capsys.readouterr()
-    assert main(["diff", str(output), str(again)]) == 0
+    # The jobs take milliseconds, and so does the lateness of timers.
+    slack = ["--duration-slack-s", "10"]
+    assert main(["diff", str(output), str(again), *slack]) == 0
     assert capsys.readouterr().out.startswith("the same work: 4 samples")

@@ -24,8 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.05,
         metavar="SHARE",
-        help="environment jobs count as equally long up to this relative difference, "
-        "or up to 0.05 s (default 0.05)",
+        help="environment jobs count as equally long up to this relative difference "
+        "(default 0.05)",
+    )
+    parser.add_argument(
+        "--duration-slack-s",
+        type=float,
+        default=0.05,
+        metavar="S",
+        help="or up to so many seconds: timers of a busy machine are late (default 0.05)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
 
@@ -43,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--duration-tolerance is {args.duration_tolerance}; must be from 0 to 1"
         )
+    if not args.duration_slack_s >= 0:
+        raise UsageError(
+            f"--duration-slack-s is {args.duration_slack_s}; must be 0 or more"
+        )
     sources = [read_source(path) for path in (args.a, args.b)]
     for bad in (line for source in sources for line in source.bad):
         raise UsageError(str(bad))  # what is missing would look like a difference
@@ -51,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         a,
         b,
         (build_report(a, {}), build_report(b, {})),
-        Tolerance(args.duration_tolerance),
+        Tolerance(args.duration_tolerance, args.duration_slack_s),
     )
     if args.json:
         print(msgspec.json.encode(comparison).decode())

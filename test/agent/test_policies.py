@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_agent import ActionScheduler, Trajectory, VirtualClock, policies
 
@@ -58,6 +60,42 @@ def test_fcfs_is_the_order_of_entry() -> None:
 
 def test_depth_ignores_bands() -> None:
     assert dispatch_order("depth") == ["D", "B", "C", "E", "A"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    jobs=st.lists(
+        st.tuples(st.floats(0, 100), st.integers(0, 20), st.floats(0, 9)),
+        min_size=2,
+        max_size=30,
+    ),
+    capacity=st.integers(1, 3),
+)
+def test_no_job_overtakes_one_of_an_earlier_band(
+    jobs: list[tuple[float, int, float]], capacity: int
+) -> None:
+    clock = VirtualClock()
+    waiting: dict[int, int] = {}
+
+    async def job(actions: ActionScheduler, n: int) -> None:
+        requested_s, turns, mean_s = jobs[n]
+        trajectory = Trajectory(str(n))
+        for _ in range(turns):
+            trajectory.complete_turn(mean_s)
+        await clock.sleep(requested_s)
+        waiting[n] = band = int(clock.now() // 10)
+        async with actions.slot(trajectory):
+            del waiting[n]
+            assert all(band <= other for other in waiting.values())
+            await clock.sleep(7.0)
+
+    async def main() -> None:
+        actions = ActionScheduler(capacity, "caas", band_s=10, clock=clock)
+        async with asyncio.TaskGroup() as group:
+            for n in range(len(jobs)):
+                group.create_task(job(actions, n))
+
+    clock.run(main())
 
 
 def test_unknown_policy_names_the_allowed_ones() -> None:

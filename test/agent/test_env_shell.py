@@ -277,13 +277,16 @@ def containers(state: Path) -> list[str]:
 
 
 async def test_docker_command_lines_and_orphans(fake_docker: Path) -> None:
-    (fake_docker / "orphan").write_text("999999-123")
+    place, number, started = leases.owner().split("-")
+    (fake_docker / "orphan").write_text(f"{place}-999999-123")
+    (fake_docker / "reused").write_text(f"{place}-{number}-1")
+    (fake_docker / "elsewhere").write_text(f"0badb007.1-{number}-{started}")
     (fake_docker / "mine").write_text(leases.owner())
     async with shell(image="debian:13", timeout_s=5, processes=7) as run:
         assert (await run("echo hello")).content == "hello\n"
         assert (await run("exit 4")).content == "\n[exit status 4]"
-        assert len(containers(fake_docker)) == 2
-    assert containers(fake_docker) == ["mine"]
+        assert len(containers(fake_docker)) == 3
+    assert containers(fake_docker) == ["elsewhere", "mine"]
     log = [json.loads(line) for line in (fake_docker / "log").read_text().splitlines()]
     [started] = [line for line in log if line[0] == "run"]
     assert {"--network=none", "--pids-limit=7", "debian:13"} <= set(started)

@@ -117,7 +117,7 @@ async def sweep() -> list[str]:
         f'--format={{{{.ID}}}} {{{{.Label "{OWNER_LABEL}"}}}}',
     )  # fmt: skip
     rows = [line.split(maxsplit=1) for line in listing.splitlines() if line.strip()]
-    orphans = [row[0] for row in rows if len(row) == 2 and not leases.is_alive(row[1])]
+    orphans = [row[0] for row in rows if len(row) == 2 and leases.is_gone(row[1])]
     if orphans:
         await _docker("rm", "--force", *orphans)
     return orphans

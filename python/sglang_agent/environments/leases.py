@@ -19,13 +19,20 @@ OWNER_VARIABLE = "SGLANG_AGENT_OWNER"
 
 def owner() -> str:
     """This process, told apart from a later one with the same number."""
-    return f"{os.getpid()}-{_started(os.getpid())}"
+    return f"{_place()}-{os.getpid()}-{_started(os.getpid())}"
 
 
-def is_alive(owner: str) -> bool:
-    """Whether the process behind an :func:`owner` string still runs."""
-    number, _, started = owner.partition("-")
-    return number.isdigit() and _started(int(number)) == started
+def is_gone(owner: str) -> bool:
+    """Whether the process behind an :func:`owner` string is known to have ended.
+
+    Of a process on another machine, or in a container with numbers of its own, nothing
+    is known from here, so its leases are left alone.
+    """
+    place, _, process = owner.partition("-")
+    number, _, started = process.partition("-")
+    if place != _place() or not number.isdigit():
+        return False
+    return _started(int(number)) != started
 
 
 def kill_processes(variable: str, is_wanted: Callable[[str], bool]) -> list[int]:
@@ -48,11 +55,21 @@ def kill_processes(variable: str, is_wanted: Callable[[str], bool]) -> list[int]
 
 def end_orphans() -> list[int]:
     """Kill processes whose owner is gone; returns their ids."""
-    return kill_processes(OWNER_VARIABLE, lambda value: not is_alive(value))
+    return kill_processes(OWNER_VARIABLE, is_gone)
 
 
 end_orphans_once = functools.cache(end_orphans)
 """As :func:`end_orphans`, the first time it is called in a process."""
+
+
+@functools.cache
+def _place() -> str:
+    """The boot of this machine and the namespace in which process numbers count."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino:x}"
+    except OSError:
+        return "unknown"
 
 
 def _started(pid: int) -> str:

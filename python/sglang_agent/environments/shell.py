@@ -228,7 +228,7 @@ def sweep() -> list[Path]:
     found = []
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*_*"):
         owner, _, _ = folder.name.removeprefix(_PREFIX).partition("_")
-        if not leases.is_alive(owner):
+        if leases.is_gone(owner):
             _delete(folder)
             found.append(folder)
     return found

@@ -121,12 +121,9 @@ async def test_an_abort_reaches_the_worker_within_a_second(
     for worker in workers:
         worker.delay_s = 10.0
     client = ChatClient(HttpTransport(HttpSettings(base_url=url)), "stub")
-    request = TurnRequest(
-        label="late", turn=1, messages=[{"role": "user", "content": "x"}]
-    )
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await client.complete(request)
+            await client.complete(short("late"))
     start_s = time.monotonic()
     await client.close()
     assert time.monotonic() - start_s < 1.0
@@ -134,3 +131,32 @@ async def test_an_abort_reaches_the_worker_within_a_second(
     for worker in workers:
         worker.delay_s = 0.0
     assert any(re.search(r"late\.1/1$", rid) for rid in aborted)
+
+
+async def test_the_last_trajectories_of_a_batch_are_let_go_from_a_crowded_home(
+    fleet: tuple[list[StubWorker], str],
+) -> None:
+    """Four open turns with one home: the load bound sends one of them elsewhere."""
+    workers, url = fleet
+    client = ChatClient(HttpTransport(HttpSettings(base_url=url)), "stub")
+    homes: dict[str, list[str]] = {}
+    n = 0
+    while max((len(labels) for labels in homes.values()), default=0) < 4:
+        answer = await client.complete(short(f"tail-{n}"))
+        homes.setdefault(answer.worker or "", []).append(f"tail-{n}")
+        n += 1
+    (tail,) = [labels for labels in homes.values() if len(labels) == 4]
+    for worker in workers:
+        worker.delay_s, worker.peak_in_flight = 1.0, 0
+    async with asyncio.TaskGroup() as group:
+        for label in tail:
+            group.create_task(client.complete(short(label)))
+            await asyncio.sleep(0.05)
+    for worker in workers:
+        worker.delay_s = 0.0
+    await client.close()
+    assert sorted(worker.peak_in_flight for worker in workers) == [1, 3]
+
+
+def short(label: str) -> TurnRequest:
+    return TurnRequest(label=label, turn=1, messages=[{"role": "user", "content": "x"}])

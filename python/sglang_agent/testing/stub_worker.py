@@ -47,6 +47,7 @@ class StubWorker:
     in_flight: int = 0
     peak_in_flight: int = 0
     served: int = 0
+    _running: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=2**28)
@@ -91,13 +92,27 @@ class StubWorker:
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:
-            if self.hang is not None and self.hang(number, body):
-                await asyncio.sleep(3600)
-            if self.delay_s:
-                await asyncio.sleep(self.delay_s)
+            hangs = self.hang is not None and self.hang(number, body)
+            if await self._stopped(body, 3600.0 if hangs else self.delay_s):
+                return body, _json({"error": {"message": "aborted"}}, 503)
             return body, None if self.fault is None else self.fault(number, body)
         finally:
             self.in_flight -= 1
+
+    async def _stopped(self, body: dict[str, Any], delay_s: float) -> bool:
+        """Take the time of a generation; True when it was aborted meanwhile."""
+        if delay_s <= 0:
+            return False
+        rid = str(body.get("rid"))
+        stop = self._running[rid] = asyncio.Event()
+        try:
+            async with asyncio.timeout(delay_s):
+                await stop.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._running.pop(rid, None)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body, failure = await self._begin(request)
@@ -167,7 +182,10 @@ class StubWorker:
         return response
 
     async def _abort(self, request: web.Request) -> web.Response:
-        self.aborted.append(orjson.loads(await request.read())["rid"])
+        rid = orjson.loads(await request.read())["rid"]
+        self.aborted.append(rid)
+        if rid in self._running:
+            self._running[rid].set()
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -203,8 +221,10 @@ class StubWorker:
         }
 
 
-def _json(body: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(body), status=status, content_type="application/json"
+    )
 
 
 def _delta(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -10,12 +10,16 @@ import argparse
 import asyncio
 import importlib.metadata
 import json
+import os
 import time
+from typing import Any
 
 import verifiers as vf
 import workload
 from datasets import Dataset
-from openai import AsyncOpenAI
+from verifiers.types import ClientConfig
+
+KEY_VARIABLE = "BENCH_STUB_KEY"
 
 
 async def look(turn: int) -> str:
@@ -44,9 +48,10 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=workload.TRAJECTORIES)
     options = parser.parse_args()
     workload.pin(workload.CLIENT_CORE)
+    os.environ[KEY_VARIABLE] = "none"
     work = environment(options.trajectories)
     with workload.stub_server(0.0) as url:
-        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+        client = ClientConfig(api_base_url=f"{url}/v1", api_key_var=KEY_VARIABLE)
         start_s, start_cpu_s = time.monotonic(), time.process_time()
         found = asyncio.run(
             work.evaluate(
@@ -74,10 +79,13 @@ def main() -> None:
     )
 
 
-def check(found: object, trajectories: int) -> None:
+def check(found: dict[str, Any], trajectories: int) -> None:
     """Refuse a figure for work that was not done."""
-    completions = found["completion"] if isinstance(found, dict) else found.completion
-    turns = sum(m["role"] == "assistant" for c in completions for m in c)
+    turns = sum(
+        message["role"] == "assistant"
+        for rollout in found["outputs"]
+        for message in rollout["completion"]
+    )
     if turns != trajectories * workload.TURNS:
         raise SystemExit(f"{turns} turns were done instead of all")
 

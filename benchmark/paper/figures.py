@@ -223,6 +223,19 @@ def table_3() -> Iterator[Published]:
         yield Published(cell, minutes)
 
 
+def router_options(cell: Cell, scale: float) -> dict[str, float]:
+    """Settings of cache-aware routing: native in figure 8, appendix A.3 in the tables.
+
+    The absolute threshold counts requests, so it shrinks with the batch; unscaled it
+    would let a shared system prompt send a small batch to one worker.
+    """
+    if cell.router_policy != "cache_aware":
+        return {}
+    if cell.schedule_policy == "fcfs":
+        return {"balance_abs_threshold": 0, "balance_rel_threshold": 1.6666667}
+    return {"balance_abs_threshold": round(64 * scale), "balance_rel_threshold": 1.5}
+
+
 # The cheap ones first, so that something is there early.
 FIGURES = {
     "figure-12": figure_12,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from figures import FIGURES, Cell
+from figures import FIGURES, Cell, router_options
 
 from sgl_router.policies import make_policy
 from sglang_agent.report import build_report
@@ -116,8 +116,12 @@ def run(cell: Cell, scale: Fraction, pool: WorkerPool) -> dict[str, Any]:
         time_limit_s=cell.time_limit_hours * 3600,
     )
     began = time.perf_counter()
+    options = router_options(cell, share)
     result = simulate(
-        scripts, settings, lambda names: make_policy(cell.router_policy, names), pool
+        scripts,
+        settings,
+        lambda names: make_policy(cell.router_policy, names, **options),
+        pool,
     )
     names = [f"worker-{index}" for index in range(cell.workers)]
     report = build_report(result.records, {"workers": names})

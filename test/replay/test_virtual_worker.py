@@ -143,6 +143,17 @@ def test_the_time_limit_ends_a_batch(pool: WorkerPool) -> None:
     assert max(record.ended_s for record in result.records) <= 5.0
 
 
+def test_a_request_the_engine_refuses_fails_its_trajectory_only(
+    pool: WorkerPool,
+) -> None:
+    """The second turn of both is longer than the context; the others go on."""
+    fine, long = make_trace(2, 1), make_trace(4, 2, grow=60_000)[2:]
+    result = run(pool, [*fine, *long])
+    outcomes = [record.outcome for record in result.records]
+    assert outcomes == [Outcome.COMPLETED] * 2 + [Outcome.INFERENCE] * 2
+    assert "exceeds the maximum allowed length" in (result.records[2].error or "")
+
+
 def test_an_unusable_setting_is_reported_with_its_cause(pool: WorkerPool) -> None:
     with pytest.raises(SimulationError, match="no-such-policy"):
         run(pool, make_trace(1, 1), schedule_policy="no-such-policy")

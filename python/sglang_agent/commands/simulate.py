@@ -283,7 +283,7 @@ def _once(
     print(msgspec.json.encode(report).decode() if args.json else render_text(report))
     if result.timed_out:
         print("the time limit ended the batch", file=sys.stderr)
-    return 1 if result.timed_out else 0
+    return int(report.completed < report.samples)
 
 
 def _progress(trajectories: int) -> Callable[[TrajectoryRecord], None]:

@@ -18,6 +18,7 @@ from sglang_agent.records import (
     TrajectoryRecord,
 )
 from sglang_agent.simulate import wire
+from sglang_agent.simulate.errors import RequestRefused
 from sglang_agent.simulate.fleet import NS, Fleet, RoutingPolicy, VirtualWorker
 from sglang_agent.simulate.script import Job, TrajectoryScript, TurnScript, text_of
 from sglang_agent.simulate.settings import SimulationSettings
@@ -127,14 +128,18 @@ class _Batch:
                     await self._turn(run, turn)
                     if turn.job is not None and not self._settings.bypass_environment:
                         await self._job(run, turn.job)
-                self._fleet.forget(script.label)
             self._keep(run, Outcome.COMPLETED)
+        except RequestRefused as error:
+            self._keep(run, Outcome.INFERENCE, str(error))
         except asyncio.CancelledError:
-            self._keep(run, Outcome.CANCELLED)
+            self._keep(run, Outcome.CANCELLED, "the time limit was reached")
             raise
+        self._fleet.forget(script.label)
 
-    def _keep(self, run: _TrajectoryRun, outcome: Outcome) -> None:
-        record = run.record(outcome)
+    def _keep(
+        self, run: _TrajectoryRun, outcome: Outcome, error: str | None = None
+    ) -> None:
+        record = run.record(outcome, error)
         self.records[record.label] = record
         self._on_done(record)
 
@@ -213,7 +218,7 @@ class _TrajectoryRun:
             max_new_tokens=max(self._max_new_tokens, turn.output.length + 1),
         )
 
-    def record(self, outcome: Outcome) -> TrajectoryRecord:
+    def record(self, outcome: Outcome, error: str | None) -> TrajectoryRecord:
         """The finished line of the trace."""
         return TrajectoryRecord(
             label=self._script.label,
@@ -222,8 +227,6 @@ class _TrajectoryRun:
             admitted_s=self.admitted_s,
             ended_s=self._clock.now(),
             outcome=outcome,
-            error=None
-            if outcome is Outcome.COMPLETED
-            else "the time limit was reached",
+            error=error,
             stages=self.stages,
         )

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 from sglang_agent.clock import VirtualClock
 from sglang_agent.simulate import wire
-from sglang_agent.simulate.errors import SimulationError
+from sglang_agent.simulate.errors import RequestRefused, SimulationError
 from sglang_agent.simulate.workers import WorkerChannel
 
 NS = 1e9
@@ -105,7 +105,7 @@ class Fleet:
     ) -> tuple[str, wire.Finished]:
         """Answer one turn; returns the worker's name and its answer.
 
-        Raises :class:`SimulationError` when the engine gave the request up.
+        Raises :class:`RequestRefused` when the engine gave the request up.
         """
         prompt = text() if self._policy.needs_text else None
         name = self._policy.pick(request.label, self._loads, prompt)
@@ -115,7 +115,7 @@ class Fleet:
         finally:
             self._loads[name] -= 1
         if finished.error is not None:
-            raise SimulationError(f"{name} gave {request.id} up: {finished.error}")
+            raise RequestRefused(f"{name} gave {request.id} up: {finished.error}")
         return name, finished
 
     def forget(self, label: str) -> None:

@@ -19,7 +19,6 @@ from types import ModuleType
 
 import pytest
 from patches.tools.pin import read_pin
-from patches.tools.wheel import fetch
 
 from .deploy_files import DOCKER, ROOT, exported_names, metric_names, queries
 
@@ -99,6 +98,28 @@ def test_an_empty_environment_gets_everything(installed: Path) -> None:
         assert (installed.parent / console).exists()
 
 
+def pretend_installed(python: Path, version: str) -> Path:
+    """Lay down a package ``sglang`` of one file, as pip would; returns the file."""
+    site = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    info = site / f"sglang-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+    )
+    (info / "INSTALLER").write_text("pip\n")
+    module = site / "sglang/only_in_stock.py"
+    module.parent.mkdir()
+    module.write_text("")
+    owned = [
+        f"{info.name}/METADATA",
+        f"{info.name}/INSTALLER",
+        "sglang/only_in_stock.py",
+    ]
+    rows = [f"{path},," for path in [*owned, f"{info.name}/RECORD"]]
+    (info / "RECORD").write_text("\n".join(rows) + "\n")
+    return module
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_stock_sglang_is_replaced_and_its_dependencies_stay(
@@ -106,23 +127,18 @@ def test_stock_sglang_is_replaced_and_its_dependencies_stay(
 ) -> None:
     """What happens in the official image, which has SGLang already."""
     python = empty_environment(tmp_path / "venv", third_party)
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, fetch(read_pin())], check=True)
+    stock = pretend_installed(python, read_pin().upstream_version)
     done = install(python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "its dependencies stay as they are" in done.stdout
     assert versions(python)["sglang"] == read_pin().version
+    assert not stock.exists()
 
 
 @pytest.mark.slow
 def test_another_sglang_is_refused(third_party: Path, tmp_path: Path) -> None:
     python = empty_environment(tmp_path / "venv", third_party)
-    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
-    info = site / "sglang-0.5.20.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.20\n"
-    )
+    pretend_installed(python, "0.5.20")
     done = install(python)
     assert done.returncode == 2
     assert "sglang 0.5.20 is installed; the patches are for 0.5.23" in done.stderr

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -49,10 +50,15 @@ def say(text: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port below the range that outgoing connections take theirs from.
+
+    An engine binds its port a minute from now; it must still be free then.
+    """
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def make(module: str, *arguments: str) -> None:

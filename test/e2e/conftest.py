@@ -32,7 +32,7 @@ def load_demo() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     demo = load_demo()
     folder = tmp_path_factory.mktemp("product")

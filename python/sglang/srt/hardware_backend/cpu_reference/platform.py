@@ -77,6 +77,8 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
         server_args.enable_fp32_lm_head = True
         # Nothing overlaps on one thread, and no_buffer refuses the overlap schedule.
         server_args.disable_overlap_schedule = True
+        # An idle scheduler that polls without a pause takes a core from the others.
+        server_args.sleep_on_idle = True
         launch.install()
 
     def init_backend(self) -> None:

@@ -74,9 +74,19 @@ def stable(value: Any) -> Any:
         return {k: stable(v) for k, v in value.items() if not VOLATILE.search(k)}
     if isinstance(value, list):
         return [stable(item) for item in value]
-    if isinstance(value, str):
-        return [stable(json.loads(event)) for event in events(value)] or value
+    if isinstance(value, str) and (documents := events(value)):
+        return merged(documents)
     return value
+
+
+def merged(documents: list[str]) -> Any:
+    """What a streamed answer says; where it is cut depends on the moment."""
+    parts = [json.loads(document) for document in documents]
+    if "choices" not in parts[0]:
+        return stable(parts[-1])  # of /generate, whose events repeat the text so far
+    choices = [choice for part in parts for choice in part["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return text, [c["finish_reason"] for c in choices if c["finish_reason"]]
 
 
 def events(text: str) -> list[str]:
@@ -91,7 +101,8 @@ def tokens(seed: int, count: int) -> list[int]:
 def requests() -> list[tuple[str, dict[str, Any]]]:
     """Route and body of one request of every kind."""
     greedy = {"temperature": 0.0, "max_new_tokens": 24}
-    seeded = {"temperature": 0.8, "max_new_tokens": 24, "sampling_seed": 5}
+    # Nothing is drawn: the generator's state depends on all requests before.
+    penalised = {**greedy, "frequency_penalty": 0.5, "min_new_tokens": 4}
     messages = [{"role": "user", "content": "Which table holds the orders?"}]
     tool = {
         "type": "function",
@@ -107,7 +118,7 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
         ("/generate", {**generate, "return_logprob": True, "top_logprobs_num": 2}),
         ("/generate", {**generate, "stream": True}),
         ("/generate", {"text": ["one", "two words"], "sampling_params": greedy}),
-        ("/generate", {"text": "Tell me", "sampling_params": seeded}),
+        ("/generate", {"text": "Tell me", "sampling_params": penalised}),
         ("/v1/completions", {"model": "m", "prompt": "The time", "max_tokens": 16,
                              "temperature": 0.0, "logprobs": 1}),
         ("/v1/chat/completions", chat),

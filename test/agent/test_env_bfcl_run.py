@@ -17,6 +17,7 @@ from .run_support import serving
 
 
 @pytest.mark.parametrize("category", ["multi_turn_base", "multi_turn_miss_func"])
+@pytest.mark.slow
 def test_right_trajectories_score_one(tmp_path: Path, category: str) -> None:
     side_packages.ensure("bfcl-eval")
     tasks, output = tmp_path / "tasks.jsonl", tmp_path / "run"

@@ -24,6 +24,7 @@ def without_folder(tasks: list[dict[str, Any]], folder: Path) -> str:
     return json.dumps(tasks).replace(str(folder.resolve()), "FOLDER")
 
 
+@pytest.mark.slow
 def test_one_seed_one_batch(tmp_path: Path) -> None:
     texts = [
         without_folder(read(demo_tasks.write_tasks(32, seed, folder)), folder)

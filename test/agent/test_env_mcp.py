@@ -245,6 +245,7 @@ async def test_a_call_without_answer_is_told_from_a_tools_error(
         await environment.close()
 
 
+@pytest.mark.slow
 async def test_children_are_reaped_on_close_and_on_cancellation(
     odd: dict[str, Any],
 ) -> None:
@@ -281,6 +282,7 @@ async def test_opening_can_be_cancelled() -> None:
     await environment.close()
 
 
+@pytest.mark.slow
 async def test_servers_take_turns_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def make(url: str, **server: Any) -> Environment:
     return registry.create("mcp", {"servers": {"web": {"url": url, **server}}}, "s1")
 
 
+@pytest.mark.slow
 async def test_a_real_server_answers_and_its_death_is_noticed(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(SDK_SERVER)

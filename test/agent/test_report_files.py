@@ -87,6 +87,7 @@ def test_all_files_of_a_run(tmp_path: Path, records: list[TrajectoryRecord]) -> 
     )
 
 
+@pytest.mark.slow
 def test_the_command_keeps_what_the_run_knew(
     tmp_path: Path, records: list[TrajectoryRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_an_unknown_set_of_side_packages(capsys: pytest.CaptureFixture[str]) -> 
     assert "SET is 'mcp-server-sql'; must be one of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pip_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

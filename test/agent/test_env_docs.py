@@ -37,6 +37,7 @@ def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shop")
+@pytest.mark.slow
 def test_every_json_example_is_accepted(tmp_path: Path) -> None:
     examples = [json.loads(text) for text in blocks("json")]
     environments = [example for example in examples if "type" in example]

@@ -94,6 +94,7 @@ def gone(tmp_path: Path, name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_dead_server_ends_its_sample_and_no_other(tmp_path: Path) -> None:
     started = time.monotonic()
     status, records = run(tmp_path, "dying", "fine")
@@ -115,6 +116,7 @@ def test_a_dead_server_ends_its_sample_and_no_other(tmp_path: Path) -> None:
     assert report["scores"]["mean"] is None
 
 
+@pytest.mark.slow
 def test_lost_calls_end_a_sample_and_errors_of_tools_do_not(tmp_path: Path) -> None:
     status, records = run(tmp_path, "silent", "failing")
     assert status == 1

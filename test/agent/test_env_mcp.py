@@ -107,6 +107,7 @@ def gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_sqlite_server_answers_and_reports_its_own_errors(tmp_path: Path) -> None:
     side_packages.ensure("mcp-server-sqlite")
     database = tmp_path / "shop.db"

@@ -24,6 +24,7 @@ class Forgetful(StubWorker):
 
 
 @pytest.mark.parametrize(("kind", "alarms"), [(Forgetful, 1), (StubWorker, 0)])
+@pytest.mark.slow
 def test_the_alarm_is_raised_once_and_kept(
     kind: type[StubWorker],
     alarms: int,

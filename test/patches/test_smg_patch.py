@@ -69,11 +69,13 @@ def vectors() -> list[list[str]]:
     return [line.split(" ") for line in text.splitlines() if not line.startswith("#")]
 
 
+@pytest.mark.slow
 def test_the_vectors_are_what_the_generator_writes() -> None:
     text = (POLICIES / "bounded_consistent_hashing/vectors.txt").read_text("utf-8")
     assert "\n".join(make_vectors.lines()) + "\n" == text
 
 
+@pytest.mark.slow
 def test_the_python_policy_places_as_the_vectors() -> None:
     cases = vectors()
     assert len(cases) == 1000

@@ -7,7 +7,7 @@ MODEL ?=
 WORKER_FLAGS ?=
 SCALE ?= 1/8
 ARGS ?=
-TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts
+TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts gateway-patch docker docs/concepts
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router bench-agent reproduce clean

@@ -7,7 +7,15 @@ cd "$(dirname "$0")"
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../upstream.toml)
 
-digest() { docker buildx imagetools inspect "$1" --format '{{.Manifest.Digest}}'; }
+digest() {
+    local found
+    found=$(docker buildx imagetools inspect "$1" --format '{{.Manifest.Digest}}')
+    [[ $found =~ ^sha256:[0-9a-f]{64}$ ]] || {
+        echo "pin-images: $1: the registry gave '$found', not a digest" >&2
+        exit 1
+    }
+    echo "$found"
+}
 
 # The default of VARIABLE in compose.yaml: the tag to look up.
 tag() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" compose.yaml | head -n 1; }

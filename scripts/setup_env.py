@@ -7,7 +7,7 @@ Two layers, so that editing our sources never reinstalls gigabytes:
 - ``.venv`` in the clone sees the base and holds our three packages (and what clashes
   with the base, in folders apart, see ``sglang_agent.side_packages``): the patched
   ``sglang`` wheel (rebuilt when a build input changes) and, in place, the gateway
-  and the agent client.
+  and the agent client. The programs of ``tools.txt`` are links into the cache.
 
 Only the standard library is used. Exit codes: 0 ready, 2 the machine lacks something.
 """
@@ -22,6 +22,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "makespan.stamp"
+TOOLS = ROOT / "scripts" / "tools.txt"
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 EDITABLE = ("python", "sgl-router")
 
@@ -170,10 +172,29 @@ def pip(base: Path, *arguments: str | Path) -> None:
     )  # fmt: skip
 
 
+def install_tools(base: Path) -> None:
+    """Put the pinned programs of ``tools.txt`` beside the interpreter of ``.venv``."""
+    store = cache_root() / "tools" / digest([TOOLS])
+    if not store.exists():
+        say("installing the programs that check docker/")
+        store.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=store.parent) as scratch:
+            fresh = Path(scratch) / "tools"
+            run(
+                base / "bin/python", "-m", "pip", "install", "--quiet",
+                "--disable-pip-version-check", "--no-deps", "--require-hashes",
+                "--target", fresh, "--requirement", TOOLS,
+            )  # fmt: skip
+            fresh.rename(store)
+    for program in (store / "bin").iterdir():
+        link = VENV / "bin" / program.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(program)
+
+
 def wanted_stamp() -> str:
-    return "\n".join(
-        [str(ROOT), base_key(), digest(build_inputs()), digest(editable_inputs())]
-    )
+    keys = [digest(files) for files in (build_inputs(), editable_inputs(), [TOOLS])]
+    return "\n".join([str(ROOT), base_key(), *keys])
 
 
 def setup() -> None:
@@ -191,6 +212,7 @@ def setup() -> None:
         install_wheel(base, digest(build_inputs()))
         for folder in EDITABLE:
             pip(base, "--editable", ROOT / folder)
+        install_tools(base)
         run(VENV / "bin/python", "-m", "sglang_agent.side_packages")
         STAMP.write_text(wanted_stamp())
     say(f"ready: {VENV / 'bin/python'}")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,11 +76,23 @@ def test_what_is_copied_is_what_the_scripts_read(name: str) -> None:
         assert f"!{part}" in ignore
 
 
+def tool(name: str) -> Path:
+    """A program of scripts/tools.txt, which ``make setup`` puts beside Python."""
+    return Path(sys.executable).parent / name
+
+
 @pytest.mark.parametrize("name", DOCKERFILES)
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
 def test_hadolint_has_nothing_to_say(name: str) -> None:
-    done = subprocess.run(["hadolint", DOCKER / name], capture_output=True, text=True)
+    command = [tool("hadolint"), DOCKER / name]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_hadolint_can_object(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text("FROM debian:latest\n")
+    command = [tool("hadolint"), file]
+    assert subprocess.run(command, capture_output=True).returncode == 1
 
 
 @pytest.mark.parametrize("name", ["install.sh", "entrypoint.sh", "pin-images.sh"])
@@ -90,10 +103,9 @@ def test_scripts_parse_and_stop_at_the_first_failure(name: str) -> None:
     assert os.access(script, os.X_OK)
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
 def test_shellcheck_has_nothing_to_say() -> None:
-    scripts = sorted(DOCKER.glob("*.sh"))
-    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+    command = [tool("shellcheck"), *sorted(DOCKER.glob("*.sh"))]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -196,30 +208,94 @@ def test_the_gpu_file_gives_each_worker_devices_of_its_own() -> None:
         assert request["capabilities"] == ["gpu"]
 
 
-def _compose_command() -> list[str] | None:
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]):
-            done = subprocess.run([*command, "version"], capture_output=True)
-            if done.returncode == 0:
-                return command
-    return None
-
-
-@pytest.mark.skipif(_compose_command() is None, reason="no docker compose here")
-@pytest.mark.parametrize(
-    "files", [["compose.yaml"], ["compose.yaml", "compose.gpu.yaml"]]
-)
-def test_docker_compose_accepts_the_files(files: list[str]) -> None:
-    command = _compose_command()
-    assert command is not None
-    chosen = [word for name in files for word in ("-f", str(DOCKER / name))]
-    done = subprocess.run(
-        [*command, *chosen, "config", "--quiet"],
+def compose(*files: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """What docker compose makes of the files; it needs no Docker for that."""
+    chosen = [word for name in files for word in ("--file", str(DOCKER / name))]
+    return subprocess.run(
+        [tool("docker-compose"), *chosen, "config", "--format", "json"],
         capture_output=True,
         text=True,
-        env=os.environ | {"SGLANG_IMAGE_DIGEST": "sha256:" + "0" * 64},
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | settings,
     )
+
+
+DIGEST = "sha256:" + "0" * 64
+
+
+def test_docker_compose_accepts_the_files_and_keeps_to_loopback() -> None:
+    done = compose("compose.yaml")
     assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    services = json.loads(done.stdout)["services"]
+    assert set(services) >= {"worker-0", "worker-1", "gateway", "prometheus", "grafana"}
+    published = [p for s in services.values() for p in s.get("ports", [])]
+    assert {(p["host_ip"], p["published"]) for p in published} == {
+        ("127.0.0.1", "30000"),
+        ("127.0.0.1", "9090"),
+        ("127.0.0.1", "3000"),
+    }
+
+
+def test_docker_compose_starts_the_workers_of_a_profile() -> None:
+    done = compose("compose.yaml", COMPOSE_PROFILES="eight", WORKERS="8")
+    services = json.loads(done.stdout)["services"]
+    assert sum(name.startswith("worker-") for name in services) == 8
+    assert services["gateway"]["environment"]["WORKERS"] == "8"
+
+
+def test_docker_compose_with_gpus_needs_a_digest() -> None:
+    both = ("compose.yaml", "compose.gpu.yaml")
+    refused = compose(*both)
+    assert refused.returncode != 0
+    assert "run docker/pin-images.sh" in refused.stderr
+    done = compose(*both, SGLANG_IMAGE_DIGEST=DIGEST, API_KEY="k", WORKER_1_GPUS="2,3")
+    assert done.returncode == 0, done.stderr
+    worker = json.loads(done.stdout)["services"]["worker-1"]
+    assert worker["build"]["args"]["SGLANG_IMAGE_DIGEST"] == DIGEST
+    assert worker["environment"]["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert worker["environment"]["API_KEY"] == "k"
+    assert worker["healthcheck"]["test"][-1] == "/health"
+
+
+def pin_images(folder: Path, docker: str) -> subprocess.CompletedProcess[str]:
+    """docker/pin-images.sh of a copy in ``folder``, with a stand-in for docker."""
+    (folder / "docker").mkdir(exist_ok=True)
+    for path in (DOCKER / "pin-images.sh", DOCKER / "compose.yaml"):
+        shutil.copy(path, folder / "docker")
+    shutil.copy(ROOT / "upstream.toml", folder)
+    stand_in = folder / "bin/docker"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text(f"#!/bin/sh\n{docker}\n")
+    stand_in.chmod(0o755)
+    return subprocess.run(
+        [folder / "docker/pin-images.sh"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{stand_in.parent}:{os.environ['PATH']}"},
+    )
+
+
+def test_images_are_pinned_to_what_the_registry_says(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    settings = tmp_path / "docker/.env"
+    settings.write_text("MODEL=mine\nGRAFANA_IMAGE=old\n")
+    answer = f'test "$1 $2 $3" = "buildx imagetools inspect" && echo {DIGEST}'
+    for _ in range(2):  # the second time changes nothing
+        assert pin_images(tmp_path, answer).returncode == 0
+        lines = settings.read_text("utf-8").split()
+        named = [line for line in lines if line.endswith(f"@{DIGEST}")]
+        assert [line.split("=")[0] for line in named] == [
+            "PYTHON_IMAGE",
+            "PROMETHEUS_IMAGE",
+            "GRAFANA_IMAGE",
+        ]
+        assert lines[3:] == [f"SGLANG_IMAGE_DIGEST={DIGEST}", "MODEL=mine"]
+
+
+@pytest.mark.parametrize("docker", ["exit 1", "exit 0", "echo no such manifest"])
+def test_no_digest_leaves_the_settings_alone(tmp_path: Path, docker: str) -> None:
+    assert pin_images(tmp_path, docker).returncode != 0
+    assert not (tmp_path / "docker/.env").exists()
 
 
 def test_the_dashboard_is_provisioned_and_has_its_source() -> None:

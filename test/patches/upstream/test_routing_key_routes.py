@@ -1,8 +1,8 @@
 """Unit tests for the routing key: from header or body, single and batched."""
 
+import asyncio
 import unittest
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.engine import Engine
@@ -66,14 +66,22 @@ class TestRoutingKey(CustomTestCase):
             self.assertEqual(body.pd_routing_kwargs()["routing_key"], "k")
 
     def test_the_offline_engine_takes_the_key(self):
+        taken = []
+
+        async def generate_request(obj, _request):
+            taken.append(obj.routing_key)
+            yield {}
+
         engine = Engine.__new__(Engine)
-        engine.tokenizer_manager, engine.loop = MagicMock(), MagicMock()
-        engine._resolve_routed_dp_rank = MagicMock(return_value=None)
+        engine.tokenizer_manager = SimpleNamespace(generate_request=generate_request)
+        engine._resolve_routed_dp_rank = lambda *args, **kwargs: None
+        engine.loop = asyncio.new_event_loop()
+        self.addCleanup(engine.loop.close)
 
         engine.generate("x", routing_key="k")
 
-        (obj, _), _ = engine.tokenizer_manager.generate_request.call_args
-        self.assertEqual(obj.routing_key, "k")
+        engine.loop.run_until_complete(engine.loop.shutdown_asyncgens())
+        self.assertEqual(taken, ["k"])
 
 
 if __name__ == "__main__":

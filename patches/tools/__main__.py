@@ -12,6 +12,7 @@ from patches.tools.check import check_exact, check_form
 from patches.tools.diff import FIELDS
 from patches.tools.edit import drop_patch, edit_patch, new_patch, refresh_all
 from patches.tools.errors import SeriesError
+from patches.tools.move import move_series
 from patches.tools.pin import read_pin
 from patches.tools.render_pr import render_features
 from patches.tools.series import load_series
@@ -80,6 +81,14 @@ def _upstream(args: argparse.Namespace) -> None:
     print(*lines(report), sep="\n")
     if not report.clean:
         raise SeriesError(f"the series needs work for {args.version}")
+
+
+def _move(args: argparse.Namespace) -> None:
+    reports = move_series(args.version, tag=args.python_tag)
+    for report in reports:
+        if report.state == "look":
+            print(f"look at {report.name}")
+    print(f"{len(reports)} patches and upstream.toml are written for {args.version}")
 
 
 def _stats(args: argparse.Namespace) -> None:
@@ -162,10 +171,17 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--alone", action="store_true", help=text)
     python_tag(sub)
 
-    text = "report what another upstream version would do to the series"
-    sub = command("upstream", _upstream, text)
-    sub.add_argument("--version", required=True, help="the version, such as 0.5.24")
-    python_tag(sub)
+    for name, run, text in (
+        (
+            "upstream",
+            _upstream,
+            "report what another upstream version would do to the series",
+        ),
+        ("move", _move, "move series and pin to another upstream version"),
+    ):
+        sub = command(name, run, text)
+        sub.add_argument("--version", required=True, help="such as 0.5.24")
+        python_tag(sub)
 
     command("stats", _stats, "count patches and inserted lines")
     return parser

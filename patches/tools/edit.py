@@ -47,8 +47,8 @@ def new_patch(
     diffs = _export_tree(held, tree, upstream, files)
     patch = Patch(name, tuple(header), diffs)
     tied = tie([*held, patch], upstream.read) + tie(patches, upstream.read)[len(held) :]
-    settled = _settle(tied, upstream.read, root)
-    _write(settled, root)
+    settled = settle(tied, upstream.read, root)
+    write_series(settled, root)
     restamp(tree, [p.name for p in settled if rank[p.feature] <= rank[feature]][-1])
 
 
@@ -64,7 +64,7 @@ def edit_patch(
     edited = Patch(name, patches[at].header, diffs)
     tied = tie(patches, upstream.read)
     tied[at] = tie([*patches[:at], edited], upstream.read)[at]
-    _write(_settle(tied, upstream.read, root), root)
+    write_series(settle(tied, upstream.read, root), root)
 
 
 def drop_patch(name: str, root: Path = ROOT) -> None:
@@ -74,14 +74,14 @@ def drop_patch(name: str, root: Path = ROOT) -> None:
     upstream = UpstreamWheel(fetch(read_pin(root)))
     tied = tie(patches, upstream.read)
     del tied[at]
-    _write(_settle(tied, upstream.read, root), root)
+    write_series(settle(tied, upstream.read, root), root)
     (patches_dir(root) / name).unlink()
 
 
 def refresh_all(root: Path = ROOT) -> None:
     """Write every patch as the exporter would; no change for a clean series."""
     upstream = UpstreamWheel(fetch(read_pin(root)))
-    _write(_canonical(load_series(root), upstream.read), root)
+    write_series(_canonical(load_series(root), upstream.read), root)
 
 
 def _ranks(root: Path) -> dict[str, int]:
@@ -135,7 +135,7 @@ def _changed(before: Applied, tree: Path, upstream: UpstreamWheel) -> list[str]:
     ]
 
 
-def _settle(tied: list[Anchored], read: ReadFile, root: Path) -> list[Patch]:
+def settle(tied: Sequence[Anchored], read: ReadFile, root: Path) -> list[Patch]:
     """Position the patches anew and put them into the one right order.
 
     Raises SeriesError when an anchor is gone or when the order changes the result.
@@ -164,7 +164,8 @@ def _canonical(patches: Sequence[Patch], read: ReadFile) -> list[Patch]:
     return exported
 
 
-def _write(patches: Sequence[Patch], root: Path) -> None:
+def write_series(patches: Sequence[Patch], root: Path) -> None:
+    """Write the patches that differ from their files, and the list of all."""
     base = patches_dir(root)
     for patch in patches:
         path, text = base / patch.name, render(patch)

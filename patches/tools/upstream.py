@@ -3,7 +3,7 @@
 Every insertion is tied to the line that it follows in the pinned wheel. The report
 says, for each patch, where those lines are in the other wheel, how far they moved, in
 which function or class they stand, and which lines around them changed. It changes
-nothing: to move, edit ``upstream.toml`` and follow patches/README.md.
+nothing: ``patches/tools/move.py`` does.
 
 The report quotes upstream's lines, so it is for the terminal and not for the repository.
 """
@@ -87,7 +87,7 @@ class UpstreamReport:
         )
 
 
-class _Version:
+class Version:
     """Files of one version, read once."""
 
     def __init__(self, read: ReadFile) -> None:
@@ -104,7 +104,7 @@ class _Version:
         return self._lines[path]
 
 
-class _Alignment:
+class Alignment:
     """Which line of the other version each line of the pinned one became."""
 
     def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
@@ -176,8 +176,8 @@ def compare(
     tied: Iterable[Anchored], pinned: ReadFile, other: ReadFile
 ) -> list[PatchReport]:
     """Report on each patch of a series that was tied to the pinned version."""
-    old, new = _Version(pinned), _Version(other)
-    alignments: dict[str, _Alignment] = {}
+    old, new = Version(pinned), Version(other)
+    alignments: dict[str, Alignment] = {}
     reports = []
     for item in tied:
         spots: list[Spot] = []
@@ -188,7 +188,7 @@ def compare(
                 missing.append(path)
                 continue
             if path not in alignments:
-                alignments[path] = _Alignment(here_lines, there_lines)
+                alignments[path] = Alignment(here_lines, there_lines)
             origins = [anchor.line.origin for anchor, _ in insertions]
             # One tied to another patch's line goes where that line goes.
             numbers = sorted({n for n in origins if isinstance(n, int)})
@@ -197,7 +197,7 @@ def compare(
     return reports
 
 
-def _spot(path: str, here: int, alignment: _Alignment) -> Spot:
+def _spot(path: str, here: int, alignment: Alignment) -> Spot:
     symbol, other = alignment.symbols(here)
     changed = alignment.around(here)
     if other not in ("", symbol):
@@ -247,8 +247,13 @@ def report_upstream(
     other = UpstreamWheel(fetch_version(pin.name, version, pin.wheel(tag).tag))
     tied = tie(load_series(root), pinned.read)
     patches = compare(tied, pinned.read, other.read)
-    taken = sorted(set(overlay_files(root)) & set(other.modes))
-    return UpstreamReport(pin.upstream_version, version, tuple(patches), tuple(taken))
+    taken = taken_files(root, other)
+    return UpstreamReport(pin.upstream_version, version, tuple(patches), taken)
+
+
+def taken_files(root: Path, other: UpstreamWheel) -> tuple[str, ...]:
+    """Our own files whose path the other version uses."""
+    return tuple(sorted(set(overlay_files(root)) & set(other.modes)))
 
 
 _MEANING = {

@@ -61,13 +61,18 @@ def fetch(pin: Pin, tag: str | None = None) -> Path:
 
 def verify(path: Path, wheel: PinnedWheel) -> None:
     """Raise SeriesError unless the file has the pinned sha256."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != wheel.sha256:
         raise SeriesError(
             f"{path}: sha256 {found}, upstream.toml pins {wheel.sha256}; "
             "remove the file to download it again"
         )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file, as ``upstream.toml`` writes it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(pin: Pin, wheel: PinnedWheel, path: Path) -> None:

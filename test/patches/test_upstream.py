@@ -24,7 +24,8 @@ def publish(version: str, changes: Mapping[str, str | None]) -> None:
     with zipfile.ZipFile(folder / name, "w") as archive:
         for path, text in {**UPSTREAM, **changes}.items():
             if text is not None:
-                archive.writestr(path, text)
+                renamed = path.replace("-0.5.23.", f"-{version}.")
+                archive.writestr(renamed, text.replace("0.5.23", version))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ ARGS ?=
 TYPED := python/sglang_agent sgl-router/sgl_router patches/tools scripts gateway-patch docker docs/concepts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router bench-agent reproduce clean
+.PHONY: help setup demo demo-picture test test-fast lint format wheel patches-check pr-patches upstream bench-scheduler bench-router bench-agent reproduce clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ setup: ## make (or reuse) the environment: pinned packages in the cache, our pac
 
 demo: setup ## run 32 agent tasks through two workers, gateway and agent client (MODEL=folder, hub id or smollm2; WORKER_FLAGS=...)
 	@$(RUN) scripts/demo.py $(if $(MODEL),--model "$(MODEL)") $(if $(WORKER_FLAGS),--worker-flags "$(WORKER_FLAGS)")
+
+demo-picture: setup ## record make demo on a terminal and draw docs/pictures/ from it
+	$(RUN) scripts/record_demo.py
 
 test: setup ## all tests (boots real engines on the CPU)
 	$(RUN) -m pytest test
@@ -45,7 +48,7 @@ patches-check: setup ## check the patch series, without and with upstream
 pr-patches: setup ## render one git format-patch file per feature into build/pr-patches
 	$(RUN) -m patches.tools render --output build/pr-patches
 
-upstream: setup ## report what VERSION=0.5.24 of SGLang would do to the series
+upstream: setup ## report what VERSION=0.5.24 of SGLang would do to the series (python setup.py move does it)
 	$(RUN) -m patches.tools upstream --version "$(VERSION)"
 
 bench-scheduler: setup ## CPU seconds of priority calculation by schedule policy (ARGS="--quick --scale 1/25")

@@ -77,7 +77,7 @@ def choose_model(model: str, models: Path) -> Recipe:
         make("sglang.demo_model", model, "--output", str(folder))
     # Neither model knows this chat format's tool calls: constrained decoding makes
     # every answer a valid one.
-    flags = ("--tool-call-parser", "ling3")
+    flags = ("--tool-call-parser", "ling3", "--served-model-name", model)
     return Recipe(str(folder), flags, tool_choice="required")
 
 

@@ -186,8 +186,12 @@ class LiveView:
         for index, text in enumerate(facts.holding()):
             rows.add_row("" if index else "longest", Text(text))
         done = state.restored + state.finished
-        bar = ProgressBar(total=max(state.total, 1), completed=done, width=40)
-        return Group(Text(facts.done(), style="bold"), bar, rows)
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            ProgressBar(total=max(state.total, 1), completed=done, width=40),
+            Text(facts.done(), style="bold"),
+        )
+        return Group(head, rows)
 
 
 def make_view(facts: Facts, console: Console, plain: bool) -> View:

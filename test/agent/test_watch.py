@@ -104,6 +104,8 @@ def test_views_show_limits_servers_and_who_holds_the_batch() -> None:
         console.print(LiveView(world.facts, console).render())
     text = capture.get()
     assert "3/10 done, 2 from before, 1 failed" in text
+    heads = [line.split(" ")[0] for line in text.splitlines()[1:]]
+    assert heads[:5] == ["samples", "inference", "environment", "time", "longest"]
     assert "task-a: environment for 0.0 s after 1 turns" in text
     line = PlainView(world.facts, console).status()
     assert line.startswith("0:01:30: 3/10 done")

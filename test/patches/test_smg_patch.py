@@ -7,6 +7,7 @@ not compiled here: it needs a crate registry.
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -186,32 +187,77 @@ def test_the_patched_python_side_takes_the_flags(
     assert done.stdout.split() == ["lbch", "1.5", "2"], done.stderr
 
 
+def policy_config(tree: Path) -> str:
+    """The patched enum of policy settings and its names, without serde.
+
+    The settings structs of smg's own policies are made from its variants, which carry
+    the same fields; the kinds that fields are of have one value each.
+    """
+    text = (tree / "model_gateway/src/config/types.rs").read_text("utf-8")
+    blocks = [
+        re.search(rf"^{head} {{.*?^}}$", text, re.M | re.S)
+        for head in ("pub enum PolicyConfig", "impl PolicyConfig")
+    ]
+    enum, names = (block.group() for block in blocks if block)
+    enum = re.sub(r"^ *#\[serde\(.*?\)\]\n", "", enum, flags=re.M | re.S)
+    lines = ["#[derive(Debug, Clone)]", enum, names]
+    for variant in ("CacheAware", "Bucket", "Manual", "PrefixHash"):
+        body = re.search(rf"^    {variant} {{\n(.*?)^    }},", enum, re.M | re.S)
+        assert body is not None
+        fields = re.findall(r"^        (\w+: .+,)$", body.group(1), re.M)
+        lines.append(
+            f"pub struct {variant}Config {{ {' '.join(f'pub {f}' for f in fields)} }}"
+        )
+    for kind in ("CacheIndexKind", "PowerOfTwoLoadMetric", "ManualAssignmentMode"):
+        lines.append("#[derive(Debug, Clone, Copy, Default)]")
+        lines.append(f"pub enum {kind} {{ #[default] Only }}")
+    return "\n".join(lines) + "\n"
+
+
+def lay_out_crate(pristine: Path, tree: Path, crate: Path) -> None:
+    """The patched sources that compile without other crates, and our stand-ins."""
+    for name in ("lib.rs", "other_policies.rs"):
+        folder = crate if name == "lib.rs" else crate / "policies"
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(STUB / name, folder / name)
+    source = tree / "model_gateway/src"
+    shutil.copytree(POLICIES, crate / "policies", dirs_exist_ok=True)
+    factory = (source / "policies/factory.rs").read_text("utf-8")
+    factory = factory.replace("#[tokio::test]\n    async fn", "#[test]\n    fn")
+    (crate / "policies/factory.rs").write_text(factory)
+    (crate / "config.rs").write_text(policy_config(tree))
+    (crate / "worker").mkdir()
+    ring = "model_gateway/src/worker/hash_ring.rs"
+    shutil.copyfile(pristine / ring, crate / "worker/hash_ring.rs")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="no Rust compiler here")
-def test_the_rust_policy_and_its_tests_compile_and_pass(
+def test_the_rust_policy_its_configuration_and_the_factory_compile_and_pass(
     pristine: Path, tmp_path: Path
 ) -> None:
-    """The policy and smg's real hash ring, with stand-ins for the rest of smg."""
-    shutil.copytree(POLICIES, tmp_path / "policies")
-    (tmp_path / "worker").mkdir()
-    ring = "model_gateway/src/worker/hash_ring.rs"
-    shutil.copyfile(pristine / ring, tmp_path / "worker/hash_ring.rs")
-    shutil.copyfile(STUB / "lib.rs", tmp_path / "lib.rs")
+    """With smg's real hash ring, and stand-ins for the rest of smg."""
+    tree = copied(pristine, tmp_path / "smg")
+    smg_patch.apply(tree)
+    crate = tmp_path / "crate"
+    crate.mkdir()
+    lay_out_crate(pristine, tree, crate)
     rustc = ["rustc", "--edition", "2021", "-O", "-D", "warnings"]
     for name in ("blake3", "openai_protocol"):
         library = ["--crate-type", "rlib", "--crate-name", name, f"{STUB}/{name}.rs"]
-        subprocess.run([*rustc, *library], cwd=tmp_path, check=True)
+        subprocess.run([*rustc, *library], cwd=crate, check=True)
     extern = ["--extern", "blake3=libblake3.rlib"]
     extern += ["--extern", "openai_protocol=libopenai_protocol.rlib"]
     test = [*rustc, "--test", "-L", ".", *extern, "lib.rs", "-o", "policy_tests"]
-    subprocess.run(test, cwd=tmp_path, check=True)
+    subprocess.run(test, cwd=crate, check=True)
     done = subprocess.run(
-        ["./policy_tests", "policies::bounded_consistent_hashing"],
-        cwd=tmp_path,
+        ["./policy_tests", "policies::"],
+        cwd=crate,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert "8 passed; 0 failed" in done.stdout
+    assert "10 passed; 0 failed" in done.stdout
     assert "picks_are_those_of_the_shared_vectors ... ok" in done.stdout
+    assert "policies::factory::tests::test_create_by_name ... ok" in done.stdout

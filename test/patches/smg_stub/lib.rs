@@ -1,7 +1,10 @@
 //! A crate with the shape of smg's gateway around the policy: the real policy, the
-//! real hash ring (both laid beside this file by the test), stand-ins for the rest.
+//! real hash ring, factory and policy configuration (all laid beside this file by the
+//! test), stand-ins for the rest.
 
 #![allow(dead_code)]
+
+pub mod config;
 
 pub mod observability {
     pub mod metrics {
@@ -114,7 +117,17 @@ pub mod policies {
 
     use crate::worker::{HashRing, Worker};
 
+    pub use self::{
+        bounded_consistent_hashing::{
+            BoundedConsistentHashingConfig, BoundedConsistentHashingPolicy,
+        },
+        other_policies::*,
+    };
+    pub use crate::config::{BucketConfig, CacheAwareConfig, ManualConfig, PrefixHashConfig};
+
     pub mod bounded_consistent_hashing;
+    mod factory;
+    mod other_policies;
 
     #[derive(Debug, Default)]
     pub struct Headers {

@@ -42,6 +42,17 @@ class Conversation(Protocol):
 
 
 @runtime_checkable
+class RefusingConversation(Protocol):
+    """A conversation that takes no more calls at some point; optional."""
+
+    def refuse(self) -> list[Message] | None:
+        """Answer calls that came too late to be run, so that an answer follows.
+
+        Return the messages for the trace, None when there were no such calls.
+        """
+
+
+@runtime_checkable
 class UserConversation(Protocol):
     """A conversation that can take a further request of the user; optional."""
 
@@ -53,8 +64,10 @@ class ConversationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds a conversation; None is unbounded.
 
     ``max_output_tokens`` is for one turn, ``max_total_output_tokens`` for all of them.
-    With ``final_answer_turn`` the last turn that ``max_turns`` allows is asked
-    without tool calls, so that it is the final answer and the sample completes.
+    With ``final_answer_turn`` no call of the last turn that ``max_turns`` allows is
+    run, so that the sample completes. That turn still offers the tools: without them
+    servers leave them out of the prompt, and its cached prefix is lost. Only a model
+    that calls all the same is told no, and asked once more without tool calls.
     """
 
     max_turns: int | None = None
@@ -62,6 +75,9 @@ class ConversationLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_total_output_tokens: int | None = None
     max_context_tokens: int | None = None
     final_answer_turn: bool = False
+
+
+REFUSAL = "error: no tool calls are left; give the final answer now"
 
 
 class ChatConversation:
@@ -86,6 +102,8 @@ class ChatConversation:
         self._turns = 0
         self._output_tokens = 0
         self._context_tokens = 0
+        self._late_calls: Sequence[Mapping[str, Any]] = ()
+        self._refused = False
 
     def next_request(self) -> TurnRequest:
         self._check_budget()
@@ -105,9 +123,12 @@ class ChatConversation:
         self._messages.append(message)
         self._output_tokens += answer.output_tokens
         self._context_tokens = answer.input_tokens + answer.output_tokens
-        if self._is_final_turn():
-            return ()
         calls = message.get("tool_calls") or ()
+        if self._refused:
+            return ()
+        if self._is_final_turn():
+            self._late_calls = calls
+            return ()
         if answer.truncated and self._tool_choice == "required" and not calls:
             raise BudgetExhausted(
                 f"turn {self._turns} was cut at {answer.output_tokens} tokens before"
@@ -123,6 +144,13 @@ class ChatConversation:
         self._messages.extend(added)
         return added
 
+    def refuse(self) -> list[Message] | None:
+        calls, self._late_calls = self._late_calls, ()
+        if not calls:
+            return None
+        self._refused = True
+        return self.respond([OperationResult(str(c.get("id")), REFUSAL) for c in calls])
+
     def say(self, turn: UserTurn) -> list[Message]:
         self._messages.extend(turn.messages)
         if turn.tools is not None:
@@ -136,13 +164,16 @@ class ChatConversation:
         return self._limits.final_answer_turn and self._turns == self._limits.max_turns
 
     def _choice(self) -> str | None:
-        last = self._turns == self._limits.max_turns
-        return "none" if last and self._limits.final_answer_turn else self._tool_choice
+        if self._refused:
+            return "none"
+        if self._is_final_turn() and self._tool_choice == "required":
+            return "auto"
+        return self._tool_choice
 
     def _check_budget(self) -> None:
         limits = self._limits
         for name, used, limit in (
-            ("max_turns", self._turns, limits.max_turns),
+            ("max_turns", self._turns - self._refused, limits.max_turns),
             (
                 "max_total_output_tokens",
                 self._output_tokens,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sglang_agent.conversation import (
     BudgetExhausted,
     Conversation,
+    RefusingConversation,
     UserConversation,
 )
 from sglang_agent.environments.base import (
@@ -183,6 +184,8 @@ class SampleRunner:
         while True:
             operations = await self._turn(conversation, trajectory)
             if not operations:
+                if self._refused(trajectory, conversation):
+                    continue
                 if await self._user_goes_on(trajectory, conversation, environment):
                     continue
                 return
@@ -269,6 +272,15 @@ class SampleRunner:
             )
         )
 
+    def _refused(self, trajectory: Trajectory, conversation: Conversation) -> bool:
+        """Answer calls that came too late; True when the model has to be asked again."""
+        if not isinstance(conversation, RefusingConversation):
+            return False
+        said = conversation.refuse()
+        if said is not None:
+            self._record_said(trajectory, said)
+        return said is not None
+
     async def _user_goes_on(
         self,
         trajectory: Trajectory,
@@ -277,8 +289,7 @@ class SampleRunner:
     ) -> bool:
         """Append what the user says next, if the environment has a user who does.
 
-        It needs no slot and takes no time; the trace keeps it as a stage without
-        operations, so that a replay has the same context.
+        It needs no slot and takes no time, but a replay needs it for its context.
         """
         if not isinstance(environment, UserEnvironment):
             return False
@@ -287,6 +298,11 @@ class SampleRunner:
         said = await environment.next_user_turn()
         if said is None:
             return False
+        self._record_said(trajectory, conversation.say(said))
+        return True
+
+    def _record_said(self, trajectory: Trajectory, said: list[Message]) -> None:
+        """Keep what joined the context without a job as a stage without operations."""
         now_s = self._since(self._clock.now())
         self._stages.append(
             EnvironmentStage(
@@ -295,10 +311,9 @@ class SampleRunner:
                 queued_s=now_s,
                 started_s=now_s,
                 ended_s=now_s,
-                response=conversation.say(said),
+                response=said,
             )
         )
-        return True
 
     async def _grade(
         self, conversation: Conversation, environment: Environment | None

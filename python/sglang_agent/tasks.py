@@ -39,8 +39,8 @@ class TaskLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_output_tokens        tokens of one answer
     max_total_output_tokens  tokens of all answers together
     max_context_tokens       tokens of the context, answers included
-    final_answer_turn        ask turn number ``max_turns`` without tool calls: it is
-                             the final answer and the sample is completed by it
+    final_answer_turn        no call of turn number ``max_turns`` is run: it is the
+                             final answer, or one more turn without calls is
     sample_timeout_s         seconds from admission
     tool_timeouts_s          seconds one call of the named tool may run
     """

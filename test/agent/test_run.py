@@ -149,6 +149,15 @@ def test_killed_and_started_again_each_sample_once(tmp_path: Path) -> None:
     assert report["resumed"]
 
 
+def choices_by_sample(worker: StubWorker) -> dict[str, list[str]]:
+    """What each sample asked with, in order; samples are told apart by first message."""
+    found: dict[str, list[str]] = {}
+    for request in worker.requests:
+        first = request["messages"][0]["content"]
+        found.setdefault(first, []).append(request["tool_choice"])
+    return found
+
+
 def test_final_answer_turn_completes_at_max_turns(tmp_path: Path) -> None:
     limits = {"max_turns": 3, "final_answer_turn": True}
     tasks = write_tasks(tmp_path / "tasks.jsonl", 2, limits=limits)
@@ -158,8 +167,49 @@ def test_final_answer_turn_completes_at_max_turns(tmp_path: Path) -> None:
             arguments(tasks, url, tmp_path / "run", "--tool-choice", "required")
         )
     assert code == 0
-    choices = Counter(r["tool_choice"] for r in worker.requests)
-    assert choices == {"required": 4, "none": 2}
+    # "none" would take the tools out of the prompt, and its cached prefix with them.
+    asked = choices_by_sample(worker)
+    assert list(asked.values()) == [["required", "required", "auto"]] * 2
+    assert all(request["tools"] for request in worker.requests)
+
+
+def test_a_call_in_the_final_turn_is_refused_and_an_answer_asked_for(
+    tmp_path: Path,
+) -> None:
+    limits = {"max_turns": 3, "final_answer_turn": True}
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 2, limits=limits)
+    worker, kind = StubWorker(tool_turns=99), StubKind()
+    with serving(worker) as url, registered(kind):
+        code = main(arguments(tasks, url, tmp_path / "run", "--tool-choice", "auto"))
+    assert code == 0
+    asked = choices_by_sample(worker)
+    assert list(asked.values()) == [["auto", "auto", "auto", "none"]] * 2
+    assert kind.jobs == 4  # the calls of the final turns were not run
+    for record in read_trace(tmp_path / "run"):
+        assert record.outcome is Outcome.COMPLETED
+        refusal = record.stages[-2]
+        assert isinstance(refusal, EnvironmentStage)
+        assert not refusal.operations
+        assert [m["tool_call_id"] for m in refusal.response or ()] == ["call-2"]
+        answer = record.stages[-1]
+        assert isinstance(answer, InferenceStage)
+        assert answer.message == {
+            "role": "assistant",
+            "content": "answer after 3 turns",
+        }
+
+
+def test_a_refused_call_leaves_the_context_as_it_was_sent(tmp_path: Path) -> None:
+    limits = {"max_turns": 1, "final_answer_turn": True}
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 1, limits=limits)
+    worker = StubWorker(tool_turns=99)
+    with serving(worker) as url, registered(StubKind()):
+        assert main(arguments(tasks, url, tmp_path / "run")) == 0
+    first, last = worker.requests
+    sent = len(first["messages"])
+    assert last["messages"][:sent] == first["messages"]
+    assert [m["role"] for m in last["messages"][sent:]] == ["assistant", "tool"]
+    assert last["tools"] == first["tools"]
 
 
 def test_max_turns_without_an_answer_is_a_budget_failure(tmp_path: Path) -> None:

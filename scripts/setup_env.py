@@ -36,6 +36,7 @@ STAMP = VENV / "makespan.stamp"
 TOOLS = ROOT / "scripts" / "tools.txt"
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 EDITABLE = ("python", "sgl-router")
+SIDE_PACKAGES = ROOT / "python/sglang_agent/side_packages.py"
 
 
 class SetupError(Exception):
@@ -79,8 +80,9 @@ def build_inputs() -> Iterator[Path]:
                 yield file
 
 
-def editable_inputs() -> list[Path]:
-    return [ROOT / folder / "pyproject.toml" for folder in EDITABLE]
+def installed_inputs() -> list[Path]:
+    """Files that say what is installed into ``.venv`` beside the wheel."""
+    return [SIDE_PACKAGES, *(ROOT / folder / "pyproject.toml" for folder in EDITABLE)]
 
 
 def run(*command: str | Path, **env: str) -> None:
@@ -193,7 +195,7 @@ def install_tools(base: Path) -> None:
 
 
 def wanted_stamp() -> str:
-    keys = [digest(files) for files in (build_inputs(), editable_inputs(), [TOOLS])]
+    keys = [digest(files) for files in (build_inputs(), installed_inputs(), [TOOLS])]
     return "\n".join([str(ROOT), base_key(), *keys])
 
 

@@ -7,6 +7,7 @@
   tasks and checker never import; only the package itself is taken.
 - ``mini-swe-agent`` asks for a client of every model vendor; its agents, shell and
   scripted models, which the adoption example uses, need none.
+- ``inspect-ai`` pins packages of its own; a task with a mock model needs these.
 
 ``python -m sglang_agent.side_packages`` makes the folders once.
 """
@@ -31,7 +32,29 @@ SETS = {
         "python-dotenv==1.2.4",
     ),
     "bfcl-eval": ("bfcl-eval==2026.3.23",),
-    "mini-swe-agent": ("mini-swe-agent==2.4.6", "platformdirs==4.14.5"),
+    "mini-swe-agent": (
+        "mini-swe-agent==2.4.6",
+        "platformdirs==4.14.5",
+        "python-dotenv==1.2.4",
+    ),
+    "inspect-ai": (
+        "inspect-ai==0.3.285",
+        "agent-client-protocol==0.12.1",
+        "botocore==1.43.117",
+        "ijson==3.6.0",
+        "jsonlines==4.0.0",
+        "jsonpatch==1.48",
+        "jsonpointer==3.12",
+        "mmh3==5.3.1",
+        "nest-asyncio2==1.7.4",
+        "platformdirs==4.14.5",
+        "python-dotenv==1.2.4",
+        "semver==3.1.2",
+        "shortuuid==1.0.13",
+        "tenacity==9.2.1",
+        "textual==8.2.8",
+        "zipfile-zstd==0.0.4",
+    ),
 }
 
 

@@ -6,6 +6,9 @@ import asyncio
 import difflib
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sglang_agent import ActionScheduler
+from sglang_agent import ActionScheduler, side_packages
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -77,17 +80,9 @@ def test_a_plain_loop_runs_and_lets_the_deep_chain_go_first() -> None:
 
 @pytest.fixture
 def swe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    from sglang_agent import side_packages
-
     monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
     monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path / "config"))
-    folder = side_packages.folder("mini-swe-agent")
-    if folder.exists():
-        monkeypatch.syspath_prepend(str(folder))
-    pytest.importorskip(
-        "minisweagent",
-        reason="needs mini-swe-agent: python -m sglang_agent.side_packages",
-    )
+    monkeypatch.syspath_prepend(str(side_packages.ensure("mini-swe-agent")))
     yield load("mini_swe_agent.py")
     for name in [n for n in sys.modules if n.startswith("minisweagent")]:
         del sys.modules[name]
@@ -116,34 +111,21 @@ def test_mini_swe_agent_runs_its_commands_through_one_scheduler(
     assert statistics.running == 0
 
 
-@pytest.mark.filterwarnings("ignore")  # of inspect's own dependencies
+@pytest.mark.slow
 def test_an_inspect_task_runs_its_tools_through_one_scheduler(tmp_path: Path) -> None:
-    inspect_ai = pytest.importorskip(
-        "inspect_ai", reason="needs inspect-ai, which pins packages of its own"
+    # A process of its own: inspect changes asyncio and brings modules of its own.
+    script = Path(__file__).with_name("inspect_example_run.py")
+    path = (side_packages.ensure("inspect-ai"), EXAMPLES)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    example = load("inspect_ai_task.py")
-    models = importlib.import_module("inspect_ai.model")
-
-    def answer(messages: list[Any], *_: Any) -> Any:
-        """Call the shell, read what it printed, say it."""
-        last = messages[-1]
-        count = {"command": f"seq {messages[0].text.split()[5]} | wc -l"}
-        name = "mockllm/model"
-        output = (
-            models.ModelOutput.from_content(name, last.text)
-            if last.role == "tool"
-            else models.ModelOutput.for_tool_call(name, "shell", count)
-        )
-        # Without a usage inspect counts tokens, with a table from the network.
-        output.usage = models.ModelUsage(input_tokens=9, output_tokens=9)
-        return output
-
-    model = models.get_model("mockllm/model", custom_outputs=answer)
-    (log,) = inspect_ai.eval(
-        example.count_lines(4), model=model, log_dir=str(tmp_path), display="none"
-    )
-    assert log.status == "success", log.error
-    assert log.results.scores[0].metrics["accuracy"].value == 1.0
-    statistics = example.ACTIONS.statistics()
-    assert 1 <= statistics.peak_running <= 3
-    assert statistics.running == 0
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["status"] == "success"
+    assert found["accuracy"] == 1.0
+    assert 1 <= found["peak_running"] <= 3
+    assert found["running"] == 0

@@ -23,12 +23,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -41,6 +41,16 @@ SIDE_PACKAGES = ROOT / "python/sglang_agent/side_packages.py"
 
 class SetupError(Exception):
     """The environment cannot be made here; the message is for the user."""
+
+
+def read_pin() -> dict[str, Any]:
+    """``upstream.toml``, by a module that older interpreters lack.
+
+    They only have to come as far as :func:`reexec_supported`.
+    """
+    import tomllib
+
+    return tomllib.loads((ROOT / "upstream.toml").read_text("utf-8"))
 
 
 def cache_root() -> Path:
@@ -65,9 +75,9 @@ def digest(files: Iterable[Path], *extra: str) -> str:
 def base_key() -> str:
     """Names the base: the pinned wheel's hash, our requirements, the interpreter."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    pin = tomllib.loads((ROOT / "upstream.toml").read_text())
     files = (ROOT / "requirements").glob("*.txt")
-    return digest(files, tag, pin["wheels"][tag]["sha256"], platform.machine())
+    sha256 = read_pin()["wheels"][tag]["sha256"]
+    return digest(files, tag, sha256, platform.machine())
 
 
 def build_inputs() -> Iterator[Path]:
@@ -244,11 +254,10 @@ def main() -> int:
             shutil.rmtree(VENV, ignore_errors=True)
             shutil.rmtree(ROOT / "build", ignore_errors=True)
             return 0
-        pin = tomllib.loads((ROOT / "upstream.toml").read_text())
         if platform.machine() != "x86_64":
             raise SetupError(
-                f"machine {platform.machine()}: upstream {pin['version']} is pinned "
-                "for x86_64 only"
+                f"machine {platform.machine()}: upstream {read_pin()['version']} is "
+                "pinned for x86_64 only"
             )
         setup()
     except SetupError as error:

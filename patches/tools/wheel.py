@@ -41,7 +41,12 @@ class Entry:
 
 
 def cache_dir() -> Path:
-    """Return the folder that keeps downloaded wheels, outside any checkout."""
+    """Return the folder that keeps downloaded wheels, outside any checkout.
+
+    It is the one of ``make setup``: MAKESPAN_CACHE, else the XDG cache.
+    """
+    if explicit := os.environ.get("MAKESPAN_CACHE"):
+        return Path(explicit) / "wheels"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "sglang-makespan" / "wheels"
 

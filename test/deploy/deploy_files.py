@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -58,3 +60,15 @@ def exported_names(exposition: str) -> set[str]:
         elif line and not line.startswith("#"):
             names.add(re.split(r"[{ ]", line, maxsplit=1)[0])
     return names
+
+
+def load_setup_env() -> ModuleType:
+    """scripts/setup_env.py as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "setup_env", ROOT / "scripts/setup_env.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -15,33 +14,28 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from patches.tools.pin import read_pin
 
-from .deploy_files import DOCKER, ROOT, exported_names, metric_names, queries
+from .deploy_files import (
+    DOCKER,
+    ROOT,
+    exported_names,
+    load_setup_env,
+    metric_names,
+    queries,
+)
 
 KEY = "the-secret-key-of-this-test"
 START_LIMIT_S = 420.0
 TASKS = 6
 
 
-def _setup_env() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "setup_env", ROOT / "scripts/setup_env.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def third_party() -> Path:
     """The cached folder of third-party packages: 11 GB that no test downloads."""
-    setup_env = _setup_env()
+    setup_env = load_setup_env()
     base: Path = setup_env.cache_root() / "env" / setup_env.base_key()
     if not (base / "complete").exists():
         pytest.skip("no package base for this checkout: run 'make setup' first")

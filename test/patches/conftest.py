@@ -138,6 +138,12 @@ def make_project(folder: Path) -> Project:
     return made
 
 
+@pytest.fixture(autouse=True)
+def no_cache_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's shell says about the cache does not reach a test."""
+    monkeypatch.delenv("MAKESPAN_CACHE", raising=False)
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Return a project with an empty series."""
@@ -150,6 +156,7 @@ def patched_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a project of three patches, to be copied."""
     folder = tmp_path_factory.mktemp("patched")
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("MAKESPAN_CACHE", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         made = make_project(folder)
         tree = made.tree("none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from sglang_agent.__main__ import main
 from sglang_agent.environments.blocking import run_blocking
 from sglang_agent.journal import read
 from sglang_agent.testing.stub_worker import StubWorker
+from sglang_agent.trace import read_trace
 
 from .run_support import (
     StubKind,
@@ -172,23 +174,31 @@ def test_ten_environments_are_closed_on_interrupt(url: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_killing_the_start_of_a_resume_loses_nothing(url: str, tmp_path: Path) -> None:
-    tasks, out = write_tasks(tmp_path / "tasks.jsonl", 200), tmp_path / "run"
-    command = arguments(tasks, url, out)
-    client = start_client(command, service_s=0.02)
-    lines_until(client, r"^done ")
-    client.kill()
-    client.communicate()
-    kept = set(read(out / "journal.jsonl").samples)
-    for n in range(5):
-        again = start_client(command, service_s=0.02)
-        lines_until(again, r"samples, CS=")
-        time.sleep(n * 0.03)  # a random moment is the point here
-        again.kill()
-        again.communicate()
-        now = set(read(out / "journal.jsonl").samples)
-        assert kept <= now
-        kept = now
+@pytest.mark.slow
+def test_killed_at_random_moments_until_done_each_sample_is_kept_once(
+    url: str, tmp_path: Path
+) -> None:
+    tasks, out = write_tasks(tmp_path / "tasks.jsonl", 150), tmp_path / "run"
+    command, journal = arguments(tasks, url, out), out / "journal.jsonl"
+    moments, before = random.Random(0), b""
+    for _ in range(8):
+        client = start_client(command, service_s=0.03)
+        lines_until(client, r"samples, CS=")
+        time.sleep(moments.uniform(0.0, 0.3))  # a random moment is the point here
+        client.kill()
+        client.communicate()
+        now = journal.read_bytes() if journal.exists() else b""
+        # Whole lines stay byte for byte; only a torn last one may be cut off.
+        assert now.startswith(before[: before.rfind(b"\n") + 1])
+        before = now
+    kept = set(read(journal).samples)
+    last = start_client(command)
+    text, _ = last.communicate(timeout=60)
+    assert last.returncode == 0, text
+    ran = re.findall(r"^done (\S+):", text, re.MULTILINE)
+    assert len(ran) == len(set(ran)) == 150 - len(kept)
+    names = [record.sample_id for record in read_trace(out)]
+    assert sorted(names) == [f"s-{index:03d}" for index in range(150)]
 
 
 def test_one_run_a_folder(

@@ -61,6 +61,8 @@ def test_one_trajectory_worked_out_by_hand() -> None:
     assert report.new_prefill_tokens == 180
     assert report.reuse == pytest.approx(0.4)
     assert [row.reuse for row in report.by_turn] == [0.0, 0.6]
+    assert [row.first_token_s.mean for row in report.by_turn] == [2.0, 1.0]
+    assert [row.per_output_token_s.mean for row in report.by_turn] == [0.1, 0.1]
     assert report.inflight_inference.mean == pytest.approx(0.6)
     assert report.running_jobs.mean == pytest.approx(0.3)
     assert report.waiting_jobs.mean == pytest.approx(0.1)

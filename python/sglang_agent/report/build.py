@@ -20,7 +20,7 @@ from sglang_agent.report.model import (
     Report,
     Scores,
     ServerTimes,
-    TurnReuse,
+    TurnFigures,
     WorkerShare,
 )
 from sglang_agent.report.spans import Span, concurrency, spread, time_to
@@ -117,8 +117,8 @@ def _tokens(stages: Sequence[InferenceStage]) -> dict[str, Any]:
         **totals,
         "output_tokens": sum(stage.output_tokens for stage in stages),
         "by_turn": [
-            TurnReuse(turn, len(by_turn[turn]), **_reuse(by_turn[turn]))
-            for turn in sorted(by_turn)
+            TurnFigures(turn, len(same), **_reuse(same), **_token_times(same))
+            for turn, same in sorted(by_turn.items())
         ],
     }
 
@@ -138,22 +138,29 @@ def _inference(
     records: Sequence[TrajectoryRecord], makespan: float, workers: Iterable[str]
 ) -> dict[str, Any]:
     stages = inferences(records)
+    return {
+        "inflight_inference": concurrency(_spans(stages), makespan),
+        "inference_s": spread(stage.end_s - stage.start_s for stage in stages),
+        **_token_times(stages),
+        "retried_turns": sum(stage.attempts > 1 for stage in stages),
+        **_workers(stages, workers),
+    }
+
+
+def _token_times(stages: Sequence[InferenceStage]) -> dict[str, Any]:
+    """Time to the first token and between the others, of those that were streamed."""
     firsts = [
         (stage, stage.first_token_s)
         for stage in stages
         if stage.first_token_s is not None
     ]
     return {
-        "inflight_inference": concurrency(_spans(stages), makespan),
-        "inference_s": spread(stage.end_s - stage.start_s for stage in stages),
         "first_token_s": spread(first - stage.start_s for stage, first in firsts),
         "per_output_token_s": spread(
             (stage.end_s - first) / (stage.output_tokens - 1)
             for stage, first in firsts
             if stage.output_tokens > 1
         ),
-        "retried_turns": sum(stage.attempts > 1 for stage in stages),
-        **_workers(stages, workers),
     }
 
 

@@ -32,8 +32,11 @@ class Concurrency(msgspec.Struct, frozen=True):
     peak: int
 
 
-class TurnReuse(msgspec.Struct, frozen=True):
-    """Cache reuse of all requests of one turn index (the first turn is 1)."""
+class TurnFigures(msgspec.Struct, frozen=True):
+    """All requests of one turn index (the first turn is 1): reuse and token times.
+
+    The times are those of streamed answers, the only ones that tell.
+    """
 
     turn: int
     requests: int
@@ -41,6 +44,8 @@ class TurnReuse(msgspec.Struct, frozen=True):
     cached_tokens: int
     new_prefill_tokens: int
     reuse: float | None
+    first_token_s: Spread
+    per_output_token_s: Spread
 
 
 class WorkerShare(msgspec.Struct, frozen=True):
@@ -130,7 +135,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     new_prefill_tokens: int
     output_tokens: int
     reuse: float | None
-    by_turn: list[TurnReuse]
+    by_turn: list[TurnFigures]
     inflight_inference: Concurrency
     active_samples: Concurrency
     running_jobs: Concurrency

@@ -1,11 +1,18 @@
-"""Replays one trace on a real CPU server and in virtual time, and compares.
+"""Replays one trace on a real CPU engine and in virtual time, and compares.
 
-For each schedule policy a server with the tiny hybrid model is started with small
-pools and the trace is replayed against it; the first run calibrates the cost model.
-Then the same trace is simulated with every policy. Compared are makespan, reuse and
-the order of the policies. Needs a quiet machine: the server's times are real.
+Three steps, each with files in the output folder. ``measure`` starts an engine with
+the tiny hybrid model and small pools for every schedule policy, replays a calibration
+trace without pressure on one of them, and then the validation trace on all, in turns.
+``fit`` makes the cost model from the calibration run alone. ``compare`` simulates the
+validation trace with every policy and the engines' flags, and holds makespan, reuse and
+the order of the policies against the real runs. Needs a quiet machine: the times are
+real.
 
     python benchmark/paper/validate_cpu.py --output build/validate-cpu
+
+``serve`` keeps the engines up for a later ``measure``, so that a quiet moment need not
+hold their start. ``measure`` repeats no run that it has already, unless other processes
+took more than :data:`OTHERS_LIMIT_CPUS` meanwhile, and can be given a time limit.
 """
 
 from __future__ import annotations
@@ -15,17 +22,22 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
 
 from sgl_router.policies import make_policy
 from sglang_agent.records import (
@@ -37,215 +49,408 @@ from sglang_agent.records import (
 )
 from sglang_agent.replay import ReplaySettings, replay
 from sglang_agent.report import build_report
-from sglang_agent.simulate import Deployment, SimulationSettings, simulate
+from sglang_agent.simulate import (
+    Deployment,
+    SimulationSettings,
+    load_deployment,
+    simulate,
+)
 from sglang_agent.simulate.calibration import calibrate
 from sglang_agent.simulate.script import script_of
 from sglang_agent.simulate.workers import WorkerPool
-from sglang_agent.trace import write_trace
+from sglang_agent.trace import read_trace, write_trace
 
 POLICIES = ("fcfs", "lpm", "routing-prefix")
-KV_TOKENS, STATE_SLOTS, CHUNK = 16_384, 30, 1024
-CONCURRENCY = 16
+KV_TOKENS, STATE_SLOTS, CHUNK_TOKENS, CONTEXT_TOKENS = 24_576, 30, 1024, 32_768
 START_LIMIT_S = 600.0
+# A run in which other processes use more than this is noise.
+OTHERS_LIMIT_CPUS = 0.15
+# Longer than any run takes on a machine that is fit for this.
+RUN_S = 110.0
 
-# Bytes of the tiny model: one MLA layer, three KDA layers, bfloat16 window.
-KV_BYTES, STATE_BYTES = 160.0, 15_744.0
+# Both pools and the cache are the same on both sides.
+CACHE_FLAGS = (
+    *("--max-total-tokens", str(KV_TOKENS)),
+    *("--max-mamba-cache-size", str(STATE_SLOTS)),
+)
+ENGINE_FLAGS = (
+    *CACHE_FLAGS,
+    *("--chunked-prefill-size", str(CHUNK_TOKENS)),
+    *("--mamba-radix-cache-strategy", "no_buffer"),
+    *("--mamba-max-states-per-path", "1"),
+    *("--host", "127.0.0.1"),
+)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A seeded trace and how many of its trajectories are active at once."""
+
+    name: str
+    seed: int
+    trajectories: int
+    concurrency: int
+    turns: tuple[int, int] = (3, 9)
+
+
+class Engine(NamedTuple):
+    """A running engine and the process that everything of it descends from."""
+
+    url: str
+    pid: int
+
+
+CALIBRATION = Batch("calibration", seed=1, trajectories=24, concurrency=7)
+VALIDATION = Batch("validation", seed=0, trajectories=48, concurrency=24)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay, calibrate, simulate, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--trajectories", type=int, default=32)
-    parser.add_argument("--turns", type=int, default=5)
-    options = parser.parse_args(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
-    trace = make_trace(options.trajectories, options.turns)
-    real = {
-        policy: replayed(policy, trace, options.output / policy) for policy in POLICIES
-    }
-    costs = calibrate(real[POLICIES[0]])
-    deployment = Deployment(
-        name="cpu-tiny-ling",
-        description="the tiny hybrid model on this CPU",
-        passes=costs.passes,
-        request_overhead_s=costs.overhead_s,
-        kv_bytes_per_token=KV_BYTES,
-        state_bytes_per_slot=STATE_BYTES,
-        cache_bytes=2 * (KV_TOKENS * KV_BYTES + STATE_SLOTS * STATE_BYTES),
-        cache_strategy="no_buffer",
-        page_size=1,
-        chunked_prefill_tokens=CHUNK,
-        context_length_tokens=8192,
+    """Run the steps that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    with WorkerPool() as pool:
-        virtual = {
-            policy: simulated(policy, trace, deployment, pool) for policy in POLICIES
-        }
-    found = compare(real, virtual)
-    found["calibration"] = {"explained_variance": costs.explained}
-    text = json.dumps(found, indent=1)
-    (options.output / "comparison.json").write_text(text + "\n")
-    print(text)
+    steps = ("measure", "fit", "compare", "serve")
+    parser.add_argument(
+        "steps", nargs="*", metavar="STEP", help="default: measure fit compare"
+    )
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=2, help="default 2")
+    parser.add_argument(
+        "--measure-limit-s", type=float, default=3600.0, help="default 3600"
+    )
+    options = parser.parse_args(arguments)
+    chosen = options.steps or steps[:3]
+    for step in chosen:
+        if step not in steps:
+            parser.error(f"STEP must be one of {', '.join(steps)}, got {step!r}")
+    folder = options.output.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if "serve" in chosen:
+        with serving(folder):
+            signal.pause()
+    if "measure" in chosen:
+        with serving(folder) as engines:
+            measure(folder, engines, options.repeats, options.measure_limit_s)
+    if "fit" in chosen:
+        fit(folder)
+    if "compare" in chosen:
+        found = compare(folder)
+        text = json.dumps(found, indent=1)
+        (folder / "comparison.json").write_text(text + "\n")
+        print(text)
     return 0
 
 
-def make_trace(trajectories: int, turns: int) -> list[TrajectoryRecord]:
-    """Seeded trajectories that fit the tiny model's context."""
-    rng = random.Random(0)
-    records = []
-    for index in range(trajectories):
-        stages: list[Stage] = []
-        context = rng.randint(300, 700)
-        for turn in range(1, turns + 1):
-            output = rng.randint(12, 60)
-            stages.append(InferenceStage(turn, context, output, 0, 0.0, None, 0.0))
-            grown = rng.randint(80, 240)
-            if turn < turns:
-                pause_s = rng.uniform(0.1, 1.0)
-                stages.append(
-                    EnvironmentStage(turn, [], 0.0, 0.0, pause_s, response_tokens=grown)
-                )
-            context += output + grown
-        records.append(
-            TrajectoryRecord(
-                label=f"t{index}",
-                sample_id=f"t{index}",
-                shared_tokens=100,
-                submitted_s=0.0,
-                admitted_s=0.0,
-                ended_s=0.0,
-                outcome=Outcome.COMPLETED,
-                stages=stages,
+# -- traces -----------------------------------------------------------------------
+
+
+def make_trace(batch: Batch) -> list[TrajectoryRecord]:
+    """Agents whose contexts grow to a few thousand tokens, with tools of a second."""
+    rng = random.Random(batch.seed)
+    return [
+        make_trajectory(f"t{index}", batch, rng) for index in range(batch.trajectories)
+    ]
+
+
+def make_trajectory(label: str, batch: Batch, rng: random.Random) -> TrajectoryRecord:
+    """One trajectory; the first 100 tokens are those of all others."""
+    stages: list[Stage] = []
+    context = rng.randint(300, 900)
+    turns = rng.randint(*batch.turns)
+    for turn in range(1, turns + 1):
+        output = rng.randint(16, 80)
+        stages.append(InferenceStage(turn, context, output, 0, 0.0, None, 0.0))
+        grown = rng.randint(60, 500)
+        pause_s = rng.uniform(0.1, 1.5)
+        if turn < turns:
+            stages.append(
+                EnvironmentStage(turn, [], 0.0, 0.0, pause_s, response_tokens=grown)
             )
-        )
-    return records
+        context += output + grown
+    return TrajectoryRecord(
+        label=label,
+        sample_id=label,
+        shared_tokens=100,
+        submitted_s=0.0,
+        admitted_s=0.0,
+        ended_s=0.0,
+        outcome=Outcome.COMPLETED,
+        stages=stages,
+    )
 
 
-def replayed(
-    policy: str, trace: Sequence[TrajectoryRecord], folder: Path
-) -> list[TrajectoryRecord]:
-    """Replay against a server of our own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with served(policy, folder) as url:
-        settings = ReplaySettings(
-            base_url=url,
-            sample_concurrency=CONCURRENCY,
-            env_concurrency=len(trace),
-            vocab_size=256,
-            warmup=3,
-        )
-        records = asyncio.run(replay(trace, settings))
-    write_trace(folder / "trace.jsonl", records)
+# -- real engines -----------------------------------------------------------------
+
+
+def measure(
+    folder: Path, engines: dict[str, Engine], repeats: int, limit_s: float
+) -> None:
+    """Replay the calibration trace, then the validation trace in turns."""
+    info = json.loads(get(engines["fcfs"].url + "/server_info"))
+    (folder / "engine.json").write_text(json.dumps(info["hybrid_capacity"], indent=1))
+    deadline = time.monotonic() + limit_s
+    runs = [("calibration.1", CALIBRATION, "fcfs")] + [
+        (f"{policy}.{n}", VALIDATION, policy)
+        for n in range(1, repeats + 1)
+        for policy in POLICIES
+    ]
+    for name, batch, policy in runs:
+        if not is_quiet(folder / name):
+            if time.monotonic() > deadline - RUN_S:
+                print("the time is over", file=sys.stderr)
+                return
+            replayed(folder / name, batch, engines[policy])
+
+
+def replayed(folder: Path, batch: Batch, engine: Engine) -> None:
+    """Replay ``batch`` and keep its trace in ``folder``."""
+    settings = ReplaySettings(
+        base_url=engine.url,
+        sample_concurrency=batch.concurrency,
+        env_concurrency=batch.trajectories,
+        vocab_size=256,
+        warmup=3,
+    )
+    before = Load.now(engine)
+    records = asyncio.run(replay(make_trace(batch), settings))
+    others_cpus = before.others_cpus(Load.now(engine))
     failed = [r.error for r in records if r.outcome is not Outcome.COMPLETED]
     if failed:
-        raise RuntimeError(f"{policy}: {len(failed)} trajectories failed: {failed[0]}")
-    return records
+        raise RuntimeError(f"{folder.name}: {len(failed)} failed: {failed[0]}")
+    folder.mkdir(exist_ok=True)
+    write_trace(folder / "trace.jsonl", records)
+    (folder / "others_cpus").write_text(f"{others_cpus:.3f}\n")
+    report = build_report(records, {})
+    print(
+        f"{folder.name}: {report.makespan_s:.1f} s, reuse {report.reuse:.3f}, others "
+        f"took {others_cpus:.2f} CPUs",
+        file=sys.stderr,
+    )
+
+
+def is_quiet(folder: Path) -> bool:
+    """Whether the folder holds a run that others left alone."""
+    file = folder / "others_cpus"
+    return file.exists() and float(file.read_text()) <= OTHERS_LIMIT_CPUS
+
+
+def quiet_runs(folder: Path, name: str) -> list[Path]:
+    """The runs of that name that count. Raises RuntimeError when there is none."""
+    runs = [r for r in sorted(folder.glob(f"{name}.[0-9]")) if is_quiet(r)]
+    if not runs:
+        raise RuntimeError(f"{folder}: no quiet run of {name}; measure again")
+    return runs
+
+
+class Load(NamedTuple):
+    """CPU seconds so far, of the machine and of the engines and this process."""
+
+    at_s: float
+    machine_s: float
+    ours_s: float
+
+    @classmethod
+    def now(cls, engine: Engine) -> Load:
+        times = psutil.cpu_times()
+        idle_s = times.idle + times.iowait + times.guest + times.guest_nice
+        front = psutil.Process(engine.pid)
+        ours = [psutil.Process(), front, *front.children(recursive=True)]
+        ours_s = sum(sum(process.cpu_times()[:2]) for process in ours)
+        return cls(time.monotonic(), sum(times) - idle_s, ours_s)
+
+    def others_cpus(self, later: Load) -> float:
+        """CPUs that everything else was using between the two moments."""
+        others_s = later.machine_s - self.machine_s - (later.ours_s - self.ours_s)
+        return others_s / (later.at_s - self.at_s)
 
 
 @contextlib.contextmanager
-def served(policy: str, folder: Path) -> Iterator[str]:
-    """A server with the tiny model and small pools, until the block ends."""
-    model = folder.parent / "tiny-ling"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    if not model.exists():
+def serving(folder: Path) -> Iterator[dict[str, Engine]]:
+    """Engines by policy: those that ``serve`` keeps, or new ones."""
+    kept = folder / "engines.json"
+    if kept.exists():
+        yield msgspec.json.decode(kept.read_bytes(), type=dict[str, Engine])
+        return
+    model = make_model(folder)
+    with contextlib.ExitStack() as stack:
+        engines = {
+            policy: stack.enter_context(started(policy, model, folder))
+            for policy in POLICIES
+        }
+        stack.callback(kept.unlink)
+        kept.write_bytes(msgspec.json.encode(engines))
+        print("engines are up", file=sys.stderr, flush=True)
+        yield engines
+
+
+def make_model(folder: Path) -> Path:
+    """The tiny hybrid model."""
+    model = folder / "tiny-ling"
+    if not (model / "config.json").exists():
         command = [sys.executable, "-m", "sglang.demo_model", "tiny-ling"]
-        subprocess.run(
-            [*command, "--output", str(model.resolve())],
-            check=True,
-            env=environment,
-            cwd=folder,
-        )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        subprocess.run([*command, "--output", str(model)], check=True, cwd=folder)
+    return model
+
+
+@contextlib.contextmanager
+def started(policy: str, model: Path, folder: Path) -> Iterator[Engine]:
+    """An engine of its own, until the block ends. An idle one costs no CPU."""
+    port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port)]
-    command += ["--model-path", str(model.resolve()), "--schedule-policy", policy]
-    command += ["--max-total-tokens", str(KV_TOKENS)]
-    command += ["--max-mamba-cache-size", str(STATE_SLOTS)]
-    command += ["--chunked-prefill-size", str(CHUNK), "--disable-overlap-schedule"]
-    command += ["--mamba-radix-cache-strategy", "no_buffer"]
-    command += ["--mamba-max-states-per-path", "1"]
-    with (folder / "server.log").open("wb") as log:
+    command += ["--model-path", str(model), "--schedule-policy", policy, *ENGINE_FLAGS]
+    with (folder / f"{policy}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=folder,
             start_new_session=True,
         )
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, process)
-        yield url
+        wait_until_ready(f"http://127.0.0.1:{port}", process)
+        yield Engine(f"http://127.0.0.1:{port}", process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
+def free_port() -> int:
+    """Below the range that outgoing connections take theirs from."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+
+
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Poll until the server answers. Raises RuntimeError when it ends or is late."""
+    """Poll until the engine serves. Raises RuntimeError when it ends or is late."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(
-                f"the server ended with {process.returncode}, see its log"
-            )
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            urllib.request.urlopen(f"{url}/health", timeout=5)
+            raise RuntimeError(f"the engine ended with {process.returncode}")
+        with contextlib.suppress(OSError):
+            get(url + "/model_info")
             return
         time.sleep(1)
-    raise RuntimeError(f"the server was not ready within {START_LIMIT_S:g} s")
+    raise RuntimeError(f"the engine was not ready within {START_LIMIT_S:g} s")
+
+
+def get(url: str) -> bytes:
+    """The body of a GET."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        body: bytes = response.read()
+        return body
+
+
+# -- the cost model ---------------------------------------------------------------
+
+
+def fit(folder: Path) -> None:
+    """Write the cost model from the calibration run."""
+    found = calibrate(read_trace(quiet_runs(folder, "calibration")[0]))
+    geometry = json.loads((folder / "engine.json").read_text())
+    deployment = Deployment(
+        name="cpu-tiny-ling",
+        description=f"One engine with the tiny hybrid model on {processor()}",
+        passes=found.passes,
+        request_overhead_s=found.overhead_s,
+        kv_bytes_per_token=geometry["kv_bytes_per_token"],
+        state_bytes_per_slot=geometry["state_bytes_per_slot"],
+        cache_bytes=float(1 << 30),
+        cache_strategy="no_buffer",
+        page_size=1,
+        chunked_prefill_tokens=CHUNK_TOKENS,
+        context_length_tokens=CONTEXT_TOKENS,
+        fit={
+            "source": f"benchmark/paper/validate_cpu.py, {time.strftime('%Y-%m-%d')}",
+            "requests": found.requests,
+            "explained_variance": round(found.explained, 4),
+        },
+    )
+    content = msgspec.json.format(msgspec.json.encode(deployment), indent=2)
+    (folder / "cpu-tiny-ling.json").write_bytes(content + b"\n")
+
+
+def processor() -> str:
+    """The machine in words."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{os.cpu_count()} x {line.partition(':')[2].strip()}"
+    return f"{os.cpu_count()} x {platform.machine()}"
+
+
+# -- the comparison ---------------------------------------------------------------
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """Simulate every policy and hold makespan and reuse against the real runs."""
+    deployment = load_deployment(str(folder / "cpu-tiny-ling.json"))
+    with WorkerPool() as pool:
+        again = simulated("fcfs", CALIBRATION, deployment, pool)
+        virtual = {p: simulated(p, VALIDATION, deployment, pool) for p in POLICIES}
+    rows = {
+        policy: row(quiet_runs(folder, policy), virtual[policy]) for policy in POLICIES
+    }
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": processor(),
+        "trace": msgspec.to_builtins(VALIDATION),
+        "calibration": row(quiet_runs(folder, "calibration"), again),
+        "policies": rows,
+        "order": {
+            side: sorted(rows, key=lambda p: mean(rows[p][side]["makespan_s"]))
+            for side in ("real", "virtual")
+        },
+    }
 
 
 def simulated(
-    policy: str,
-    trace: Sequence[TrajectoryRecord],
-    deployment: Deployment,
-    pool: WorkerPool,
+    policy: str, batch: Batch, deployment: Deployment, pool: WorkerPool
 ) -> list[TrajectoryRecord]:
-    """The same batch in virtual time."""
+    """``batch`` in virtual time, with the engine's flags and exact lengths."""
     settings = SimulationSettings(
         deployment=deployment,
-        sample_concurrency=CONCURRENCY,
+        sample_concurrency=batch.concurrency,
         schedule_policy=policy,
-        server_args=[
-            *("--max-total-tokens", str(KV_TOKENS)),
-            *("--max-mamba-cache-size", str(STATE_SLOTS)),
-        ],
+        max_new_tokens=None,
+        server_args=list(CACHE_FLAGS),
     )
-    scripts = [script_of(record) for record in trace]
-    return simulate(
-        scripts, settings, lambda names: make_policy("lbch", names), pool
-    ).records
+    scripts = [script_of(record) for record in make_trace(batch)]
+    result = simulate(scripts, settings, partial(make_policy, "lbch"), pool)
+    if (result.pools.kv_tokens, result.pools.state_slots) != (KV_TOKENS, STATE_SLOTS):
+        raise RuntimeError(f"the virtual pools differ: {result.pools}")
+    return result.records
 
 
-def compare(
-    real: dict[str, list[TrajectoryRecord]], virtual: dict[str, list[TrajectoryRecord]]
-) -> dict[str, Any]:
-    """Makespan and reuse, side by side."""
-    rows = {}
-    for policy in real:
-        reports = [build_report(runs[policy], {}) for runs in (real, virtual)]
-        rows[policy] = {
-            "makespan_s": [round(r.makespan_s, 2) for r in reports],
-            "makespan_error": round(
-                reports[1].makespan_s / reports[0].makespan_s - 1, 4
-            ),
-            "reuse": [round(r.reuse or 0.0, 4) for r in reports],
-        }
-    orders = [
-        sorted(rows, key=lambda p: rows[p]["makespan_s"][place]) for place in (0, 1)
-    ]
+def row(folders: Sequence[Path], virtual: list[TrajectoryRecord]) -> dict[str, Any]:
+    """Real runs and the simulated one, with the differences of the means."""
+    real = figures([read_trace(folder) for folder in folders])
+    simulated = figures([virtual])
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "columns": ["real", "virtual"],
-        "policies": rows,
-        "same_order": orders[0] == orders[1],
+        "real": real,
+        "virtual": simulated,
+        "makespan_error": round(
+            mean(simulated["makespan_s"]) / mean(real["makespan_s"]) - 1, 4
+        ),
+        "reuse_points": round(
+            100 * (mean(simulated["reuse"]) - mean(real["reuse"])), 2
+        ),
     }
+
+
+def figures(runs: Sequence[list[TrajectoryRecord]]) -> dict[str, list[float]]:
+    """Makespan and reuse of each run."""
+    reports = [build_report(records, {}) for records in runs]
+    return {
+        "makespan_s": [round(r.makespan_s, 2) for r in reports],
+        "reuse": [round(r.reuse or 0.0, 4) for r in reports],
+    }
+
+
+mean = statistics.fmean
 
 
 if __name__ == "__main__":

@@ -131,6 +131,23 @@ async def test_chat_sends_generated_text_and_recorded_responses(server) -> None:
     assert [r["max_tokens"] for r in stub.requests] == [4, 5, 6]
 
 
+async def test_chat_keeps_the_calls_that_are_made_as_text() -> None:
+    """Nothing answers their ids: the recorded response is to the recorded call."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    (record,) = small_trace(1)
+    first = [{"role": "user", "content": "begin"}]
+    record = msgspec.structs.replace(record, initial_messages=first, tools=tools)
+    stub = Server(tool_turns=9)
+    async with stub.serving() as url:
+        await replay([record], settings_for(url, api="chat", warmup=0))
+    assert all(r["tools"] == tools for r in stub.requests)
+    messages = stub.requests[-1]["messages"]
+    said = [m for m in messages if m["role"] == "assistant"]
+    assert len(said) == 2
+    assert all("tool_calls" not in m for m in said)
+    assert all("look" in m["content"] for m in said)
+
+
 async def test_chat_needs_messages(server) -> None:
     stub, url = server
     with pytest.raises(UsageError, match="--api generate"):

@@ -110,6 +110,7 @@ def test_a_broken_cost_model_names_file_and_field(tmp_path) -> None:
         ("ratio", -1.0),
         ("env_concurrency", 0),
         ("time_limit_s", 0.0),
+        ("max_new_tokens", 0),
     ],
 )
 def test_bad_settings_are_named(field: str, value: float) -> None:
@@ -121,11 +122,11 @@ def test_bad_settings_are_named(field: str, value: float) -> None:
 def test_a_script_follows_the_recorded_counts() -> None:
     record = make_trace(1, 3, first=100, grow=10, shared=40, output=lambda i, k: 5)[0]
     script = script_of(record)
-    assert script.head is not None
-    assert script.head.length == 40
+    (head,) = script.turns[0].restart or []
+    assert head.length == 40
     assert [turn.added.length for turn in script.turns] == [60, 10, 10]
     assert [turn.output.length for turn in script.turns] == [4, 4, 4]
-    assert [turn.fresh for turn in script.turns] == [True, False, False]
+    assert [t.restart is None for t in script.turns] == [False, True, True]
     assert script.final_context_tokens == 100 + 2 * 10 + 3 * 5
 
 
@@ -138,8 +139,17 @@ def test_a_context_that_shrinks_starts_anew() -> None:
         for s in record.stages
     ]
     script = script_of(msgspec.structs.replace(record, stages=stages))
-    assert script.turns[2].fresh
+    (head,) = script.turns[2].restart or []
+    assert head.length == 40
     assert script.turns[2].added.length == 50
+
+
+def test_a_prompt_shorter_than_the_shared_part_is_all_shared() -> None:
+    """As when the last turn is asked without tools."""
+    record = make_trace(1, 1, first=30, shared=40)[0]
+    (turn,) = script_of(record).turns
+    assert turn.restart is not None
+    assert [s.length for s in (*turn.restart, turn.added)] == [30, 0]
 
 
 def test_messages_tell_what_trajectories_share() -> None:
@@ -151,8 +161,7 @@ def test_messages_tell_what_trajectories_share() -> None:
         changed = msgspec.structs.replace(
             record, shared_tokens=None, initial_messages=[system, own]
         )
-        heads.append(script_of(changed).head)
-    assert heads[0] is not None
+        heads += script_of(changed).turns[0].restart or []
     assert heads[0].seed == heads[1].seed
     assert 200 < heads[0].length < 400
 

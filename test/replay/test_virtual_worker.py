@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sglang_agent.records import InferenceStage, Outcome
+from sglang_agent.simulate import SimulationResult
 from sglang_agent.simulate.errors import SimulationError
 from sglang_agent.simulate.workers import WorkerPool
 
@@ -46,22 +47,36 @@ def test_fast_forward_changes_nothing(
     assert fast.workers[0].decode_passes == slow.workers[0].decode_passes
 
 
-def test_fast_forward_changes_nothing_under_retraction(pool: WorkerPool) -> None:
+def crowded(pool: WorkerPool, **changes: object) -> SimulationResult:
+    """Long answers, and an admission that hopes they will be short."""
     trace = make_trace(
         16, 3, first=1500, grow=200, output=lambda i, k: 700 + (i * 37 + k * 91) % 900
     )
-    deployment = msgspec.structs.replace(SMALL, cache_bytes=0.25e6)
     settings = {
         "sample_concurrency": 16,
         "ratio": 9.0,
         "max_new_tokens": 4096,
         "server_args": ["--schedule-conservativeness", "0.05"],
     }
-    fast = run(pool, trace, deployment, **settings)
-    slow = run(pool, trace, deployment, fast_forward=False, **settings)
+    deployment = msgspec.structs.replace(SMALL, cache_bytes=0.25e6)
+    return run(pool, trace, deployment, **{**settings, **changes})
+
+
+def test_fast_forward_changes_nothing_under_retraction(pool: WorkerPool) -> None:
+    fast = crowded(pool)
+    slow = crowded(pool, fast_forward=False)
     assert fast.workers[0].retractions > 0
     assert fast.workers[0].fast_forwarded_passes > 100
     assert log_of(fast) == log_of(slow)
+
+
+def test_exact_lengths_are_charged_in_full(pool: WorkerPool) -> None:
+    """What a replay asks for: admission keeps room for every answer, so none is lost."""
+    fast = crowded(pool, max_new_tokens=None)
+    slow = crowded(pool, max_new_tokens=None, fast_forward=False)
+    assert fast.workers[0].retractions == 0
+    assert log_of(fast) == log_of(slow)
+    assert _lengths(fast) == _lengths(crowded(pool))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -198,6 +213,10 @@ def test_the_command_speaks_json_lines_on_standard_streams(tmp_path) -> None:
 
 def _turns(record) -> list[InferenceStage]:
     return [s for s in record.stages if isinstance(s, InferenceStage)]
+
+
+def _lengths(result: SimulationResult) -> list[list[int]]:
+    return [[turn.output_tokens for turn in _turns(r)] for r in result.records]
 
 
 def _makespan(result) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +37,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``output`` is what the null model generates; it is followed by the stop token,
     which counts as the last of the ``output.length + 1`` output tokens.
-    ``max_new_tokens`` is the client's limit, which admission charges for.
+    ``max_new_tokens`` is the client's limit, which admission charges for: in part, or
+    in full with ``ignore_eos``.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: list[Segment]
     output: Segment
     max_new_tokens: int
+    ignore_eos: bool = False
     label: str | None = None
 
 

@@ -59,7 +59,9 @@ class VirtualScheduler(Scheduler):
 
     def submit(self, request: Request, tokens: array, script: Script) -> None:
         """Hand a request in, as the tokenizer process would."""
-        sampling = SamplingParams(max_new_tokens=request.max_new_tokens)
+        sampling = SamplingParams(
+            max_new_tokens=request.max_new_tokens, ignore_eos=request.ignore_eos
+        )
         sampling.normalize(None)
         self._scripts[request.id] = script
         self.process_input_requests(

@@ -74,9 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     client.add_argument(
         "--max-new-tokens",
-        type=int,
-        default=4096,
-        help="the clients' limit, which admission counts with (default 4096)",
+        default="4096",
+        metavar="N|exact",
+        help="the clients' limit, which admission counts with; exact: ask for the "
+        "recorded lengths, as replay does (default 4096)",
     )
     what = parser.add_argument_group("simulation")
     what.add_argument(
@@ -182,7 +183,7 @@ def _read(
         caas_band_s=args.caas_band_s,
         caas_duration_bucket_s=args.caas_duration_bucket_s,
         bypass_environment=args.no_environment,
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=_max_new_tokens(args.max_new_tokens),
         time_limit_s=args.time_limit_hours and args.time_limit_hours * 3600,
         max_states_per_path=args.max_states_per_path,
         server_args=shlex.split(args.server_args),
@@ -217,6 +218,16 @@ def _concurrency(text: str, reference: int) -> int:
         return reference
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"--sample-concurrency must be auto or >= 1, got {text!r}")
+    return int(text)
+
+
+def _max_new_tokens(text: str) -> int | None:
+    from sglang_agent.errors import UsageError
+
+    if text == "exact":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--max-new-tokens must be exact or >= 1, got {text!r}")
     return int(text)
 
 

@@ -58,10 +58,10 @@ class TokenReplay:
     def next_request(self) -> TurnRequest:
         """See :class:`~sglang_agent.conversation.Conversation`."""
         turn = self._script.turns[self._done]
-        if turn.fresh:
-            head = self._script.head
-            self._context = [] if head is None else seeded_ids(head, self._vocab_size)
-        self._context.extend(seeded_ids(turn.added, self._vocab_size))
+        if turn.restart is not None:
+            self._context = []
+        for segment in (*(turn.restart or ()), turn.added):
+            self._context.extend(seeded_ids(segment, self._vocab_size))
         return TurnRequest(
             label=self._script.label,
             turn=self._done + 1,
@@ -95,7 +95,8 @@ class ChatReplay:
     """Over any OpenAI-compatible chat route: generated text, recorded responses.
 
     Recorded tool results are sent as user messages, because a generated answer need
-    not call the tool that the recorded one did. Raises :class:`UsageError` when the
+    not call the tool that the recorded one did; calls that it makes stay in the context
+    as text. The tools are offered in every turn. Raises :class:`UsageError` when the
     trace holds no messages.
     """
 
@@ -119,13 +120,14 @@ class ChatReplay:
             label=self._record.label,
             turn=self._done + 1,
             messages=self._messages,
+            tools=self._record.tools,
             max_tokens=max(self._turns[self._done].output_tokens, 1),
             sampling={"ignore_eos": True},
         )
 
     def accept(self, answer: TurnAnswer) -> Sequence[Operation]:
         """Take the generated text in; a job is asked for unless it was the last turn."""
-        text = (answer.message or {}).get("content") or ""
+        text = _text_of(answer.message or {})
         self._messages.append({"role": "assistant", "content": text})
         self._done += 1
         return [] if self._done == len(self._turns) else [JOB]
@@ -143,3 +145,10 @@ class ChatReplay:
     def transcript(self) -> Sequence[Message]:
         """The messages so far."""
         return self._messages
+
+
+def _text_of(message: Message) -> str:
+    """What was generated, whether the server took it for text or for tool calls."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    said = [f"{call['name']} {call['arguments']}" for call in calls]
+    return "\n".join(filter(None, [message.get("content"), *said]))

@@ -203,19 +203,21 @@ class _TrajectoryRun:
 
     def next_request(self, turn: TurnScript) -> wire.Request:
         """Extend the context by what the turn adds, and by what it will answer."""
-        head = self._script.head
-        if turn.fresh:
-            self._prompt = [head] if head is not None else []
+        if turn.restart is not None:
+            self._prompt = turn.restart
         prompt = [*self._prompt, turn.added]
         # The stop token that ends the answer stays in the context.
         self._prompt = [*prompt, turn.output, wire.STOP]
+        exact = turn.output.length + 1
+        limit = self._max_new_tokens
         return wire.Request(
             id=f"{self._script.label}.{self.trajectory.turns + 1}",
             label=self._script.label,
             arrival_ns=round(self._clock.now() * NS),
             prompt=prompt,
             output=turn.output,
-            max_new_tokens=max(self._max_new_tokens, turn.output.length + 1),
+            max_new_tokens=exact if limit is None else max(limit, exact),
+            ignore_eos=limit is None,
         )
 
     def record(self, outcome: Outcome, error: str | None) -> TrajectoryRecord:

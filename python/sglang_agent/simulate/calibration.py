@@ -14,8 +14,9 @@ and until its first token a worker that prefills first does nothing else::
                         and those of others whose first token falls in between)
 
 Least squares over all requests with non-negative coefficients gives the costs. The
-sums use averages over each window, so this is an estimate; ``calibrate`` simulates the
-trace with it and says how far off the result is.
+sums use averages over each window, so this is an estimate: simulate the trace with it to
+see how far off it is. Time in the queue is not in the equations, so the run should admit
+no more trajectories at once than the worker runs.
 """
 
 from __future__ import annotations

@@ -26,22 +26,22 @@ class Job(NamedTuple):
 class TurnScript(NamedTuple):
     """One inference turn and what follows it.
 
-    ``added`` is what the context gained since the turn before. ``fresh`` says that
-    the context was rewritten, so that nothing but the shared head carries over.
+    ``added`` is what the context gained since the turn before. When the context was
+    rewritten, ``restart`` is what it begins with instead: the part of the prompt that
+    other trajectories share, or nothing. None: the context goes on.
     """
 
+    restart: list[Segment] | None
     added: Segment
     output: Segment
-    fresh: bool
     job: Job | None
 
 
 class TrajectoryScript(NamedTuple):
-    """A whole trajectory; ``head`` is what it shares with others of the batch."""
+    """A whole trajectory; its first turn restarts."""
 
     label: str
     sample_id: str
-    head: Segment | None
     turns: list[TurnScript]
 
     @property
@@ -49,8 +49,8 @@ class TrajectoryScript(NamedTuple):
         """Tokens in the cache when the last turn ends: one trajectory's L_kv."""
         total = 0
         for turn in self.turns:
-            if turn.fresh:
-                total = self.head.length if self.head else 0
+            if turn.restart is not None:
+                total = sum(segment.length for segment in turn.restart)
             total += turn.added.length + turn.output.length + 1
         return total
 
@@ -67,24 +67,25 @@ def script_of(record: TrajectoryRecord) -> TrajectoryScript:
     for stage in record.stages:
         if not isinstance(stage, InferenceStage):
             continue
-        fresh = stage.input_tokens < context or not turns
-        if fresh:
-            context = head.length if head else 0
-        added = max(stage.input_tokens - context, 0)
+        restart = None
+        if stage.input_tokens < context or not turns:
+            restart = _cut(head, stage.input_tokens)
+            context = sum(segment.length for segment in restart)
+        added = stage.input_tokens - context
         name = f"{record.label}\0{stage.turn}"
         output = max(stage.output_tokens, 1)
         turns.append(
             TurnScript(
+                restart=restart,
                 added=Segment(_seed(f"{name}\0in"), added),
                 output=Segment(_seed(f"{name}\0out"), output - 1),
-                fresh=fresh,
                 job=_job(jobs.get(stage.turn)),
             )
         )
         context += added + output
     if not turns:
         raise UsageError(f"trace: {record.label!r} holds no inference turn")
-    return TrajectoryScript(record.label, record.sample_id, head, turns)
+    return TrajectoryScript(record.label, record.sample_id, turns)
 
 
 def mean_final_context(scripts: Sequence[TrajectoryScript]) -> float:
@@ -114,6 +115,13 @@ def _head(record: TrajectoryRecord) -> Segment | None:
     share = len(shared) / (len(shared) + len(own))
     digest = hashlib.blake2b(shared, digest_size=16).hexdigest()
     return Segment(_seed(digest), int(first.input_tokens * share))
+
+
+def _cut(head: Segment | None, length: int) -> list[Segment]:
+    """At most ``length`` tokens of the head."""
+    if head is None:
+        return []
+    return [Segment(head.seed, min(head.length, length))]
 
 
 def _job(stage: EnvironmentStage | None) -> Job | None:

@@ -20,7 +20,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ratio`` None leaves the engine's default; ``env_concurrency`` None sets no limit.
     ``bypass_environment`` skips environment stages altogether (an inference-only
-    replay). ``time_limit_s`` ends a batch that takes too long, in virtual seconds.
+    replay). ``max_new_tokens`` is the clients' limit on every answer; None asks for
+    exactly the recorded lengths, as a real replay does. ``time_limit_s`` ends a batch that takes too long, in virtual seconds.
     Raises :class:`UsageError` naming field and value.
     """
 
@@ -36,17 +37,17 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     caas_band_s: float = 30.0
     caas_duration_bucket_s: float = 1.0
     bypass_environment: bool = False
-    max_new_tokens: int = 4096
+    max_new_tokens: int | None = 4096
     time_limit_s: float | None = None
     max_states_per_path: int = 1
     fast_forward: bool = True
     server_args: list[str] = []
 
     def __post_init__(self) -> None:
-        for name in ("sample_concurrency", "workers", "max_new_tokens"):
+        for name in ("sample_concurrency", "workers"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)!r}")
-        for name in ("ratio", "env_concurrency", "time_limit_s"):
+        for name in ("ratio", "env_concurrency", "time_limit_s", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be > 0, got {value!r}")

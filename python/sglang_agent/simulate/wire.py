@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 FOREVER_NS = 1 << 62
 
 
@@ -35,6 +35,7 @@ class Request(msgspec.Struct, frozen=True):
     prompt: list[Segment]
     output: Segment
     max_new_tokens: int
+    ignore_eos: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="type"):

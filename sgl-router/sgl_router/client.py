@@ -100,17 +100,17 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
-        if self.lingering:
-            self._lingered += len(data)
-            if self._lingered > MAX_LINGER_BYTES:
-                self.abort()
-        elif exchange is None:
-            self._read_head(data)
-        else:
+        if exchange is not None:
             try:
                 exchange.request_data(data)
             except MessageError as error:
                 exchange.refuse(error)
+        elif not self.lingering:
+            self._read_head(data)
+        else:
+            self._lingered += len(data)
+            if self._lingered > MAX_LINGER_BYTES:
+                self.abort()
 
     def _read_head(self, data: bytes) -> None:
         if self._buffer:
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
             return
         route = self.gateway.routes.find(head.path)
         self.exchange = exchange = Exchange(self.gateway, self, head, route)
-        exchange.begin(data[end:])
+        exchange.begin(data, end)
 
     def _wait_for_head(self, data: bytes) -> None:
         if len(data) > MAX_HEAD_BYTES:
@@ -208,13 +208,14 @@ class ClientConnection(asyncio.Protocol):
             lines.append(body)
         self.write(b"".join(lines))
 
-    def exchange_done(self, keep: bool) -> None:
+    def exchange_done(self, keep: bool, now_s: float) -> None:
         """The answer is written: wait for the next request, or close."""
         exchange, self.exchange = self.exchange, None
         self.served += 1
-        self.waiting_since_s = time.monotonic()
+        self.waiting_since_s = now_s
         if keep and not self.has_pipelined and not self.gateway.closing:
-            self.resume_reading()
+            if self.reading_paused:
+                self.resume_reading()
         elif exchange is not None and not exchange.request_complete:
             self._linger()
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sgl_router.prompt import prompt_text
 from sgl_router.upstream import Backend, UpstreamConnection
-from sgl_router.wire.body import ChunkedBody, Framer, frame
+from sgl_router.wire.body import JOIN_BYTES, BodyBytes, ChunkedBody, Framer, frame, rest
 from sgl_router.wire.errors import MessageError
 from sgl_router.wire.request import RequestHead
 from sgl_router.wire.response import ResponseHead
@@ -32,9 +32,6 @@ BUSY = frozenset({408, 429})
 CLIENT_GONE = 499
 """Status under which a request is counted whose client left first."""
 
-JOIN_BYTES = 64 * 1024
-"""A head and a body up to this size are written as one buffer."""
-
 
 class Exchange:
     """One request in the gateway.
@@ -49,34 +46,44 @@ class Exchange:
         status: the status sent to the client, or 499 when it left first.
     """
 
-    # What most exchanges never change is a class attribute: cheaper to make.
-    label: str | None = None
-    label_source = "none"
-    text: str | None = None
-    worker: Worker | None = None
-    worker_url = ""
-    backend: Backend
-    attempts = 0
-    tried: tuple[str, ...] = ()
-    status = 0
-    error_code = ""
-    received_bytes = 0
-    sent_bytes = 0
-    answered_s = 0.0
-    admitted = False
-    answer_started = False
-    finished = False
-    dechunk = False
-    retryable = True
-    request_complete = False
-    _framer: Framer | None = None
-    _held_bytes = 0
-    _waits_for_body = False
-    _pending_head = b""
-    _connection: UpstreamConnection | None = None
-    _connecting: asyncio.Task[None] | None = None
-    _retry_timer: asyncio.TimerHandle | None = None
-    _stale_retried = False
+    __slots__ = (
+        "_connecting",
+        "_connection",
+        "_framer",
+        "_held",
+        "_held_bytes",
+        "_pending_head",
+        "_retry_timer",
+        "_stale_retried",
+        "_waits_for_body",
+        "admitted",
+        "answer_started",
+        "answered_s",
+        "attempts",
+        "backend",
+        "client",
+        "dechunk",
+        "error_code",
+        "finished",
+        "gateway",
+        "head",
+        "id_line",
+        "keep_client",
+        "label",
+        "label_source",
+        "last_received_s",
+        "received_bytes",
+        "request_complete",
+        "retryable",
+        "route",
+        "sent_bytes",
+        "started_s",
+        "status",
+        "text",
+        "tried",
+        "worker",
+        "worker_url",
+    )
 
     def __init__(
         self,
@@ -85,49 +92,79 @@ class Exchange:
         head: RequestHead,
         route: Route,
     ) -> None:
-        now_s = time.monotonic()
         self.gateway = gateway
         self.client = client
         self.head = head
         self.route = route
-        self.started_s = self.last_received_s = now_s
-        self.request_id = head.request_id or gateway.next_request_id()
         self.keep_client = head.keep_alive
-        self._held: list[bytes] = []
+        self.id_line = b"x-request-id: %b\r\n" % (
+            head.request_id or gateway.next_request_id()
+        )
+        self.started_s = self.last_received_s = time.monotonic()
+        self.answered_s = 0.0
+        self.label: str | None = None
+        self.label_source = "none"
+        self.text: str | None = None
+        self.backend: Backend
+        self.worker: Worker | None = None
+        self.worker_url = self.error_code = ""
+        self.tried: tuple[str, ...] = ()
+        self.attempts = self.status = self.received_bytes = self.sent_bytes = 0
+        self.admitted = self.answer_started = self.finished = False
+        self.dechunk = self.request_complete = False
+        self.retryable = True
+        self._held: list[BodyBytes] = []
+        self._held_bytes = 0
+        self._waits_for_body = self._stale_retried = False
+        self._pending_head = b""
+        self._framer: Framer | None = None
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def request_id(self) -> bytes:
+        """The id that worker, client and log are given."""
+        return self.id_line[len(b"x-request-id: ") : -2]
 
     # The request: its body comes in, perhaps in pieces, perhaps not at all.
 
-    def begin(self, body: bytes) -> None:
-        """Check the request, take its first body bytes, and start when possible."""
+    def begin(self, data: bytes, body_at: int) -> None:
+        """Check the request, take its first body bytes, and start when possible.
+
+        The body begins at ``body_at`` of ``data``.
+        """
         gateway, head = self.gateway, self.head
         gateway.exchanges.add(self)
-        length = head.content_length
+        length = head.content_length or 0
         try:
-            if length is not None and length > gateway.settings.max_payload_bytes:
+            if length > gateway.settings.max_payload_bytes:
                 raise self._too_large()
             if not self.route.control:
                 gateway.labels.read_head(self)
-                self._waits_for_body = gateway.reads_body(self)
-            if len(body) == (length or 0) and not head.chunked:
-                self._take_whole(body)
+                if gateway.may_read_body:
+                    self._waits_for_body = gateway.reads_body(self)
+            if len(data) - body_at == length and not head.chunked:
+                self._take_whole(rest(data, body_at))
+            elif head.chunked:
+                self._start_body(data[body_at:])
             else:
-                self._start_body(body)
+                self._start_body(rest(data, body_at))
         except MessageError as error:
             self.refuse(error)
             return
         if not self._waits_for_body or self.request_complete:
             self._enter()
 
-    def _take_whole(self, body: bytes) -> None:
+    def _take_whole(self, body: BodyBytes) -> None:
         """The body has come with the head, as most do."""
         self.received_bytes = self._held_bytes = len(body)
-        if body:
-            self._held.append(body)
+        self._held.append(body)
         self.request_complete = True
         if self._waits_for_body:
-            self._read_body(body)
+            self._read_body(self._payload())
 
-    def _start_body(self, data: bytes) -> None:
+    def _start_body(self, data: BodyBytes) -> None:
         self._framer = frame(self.head.chunked, self.head.content_length)
         if self.head.expect_continue:
             self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -148,10 +185,10 @@ class Exchange:
         if self._waits_for_body and self.request_complete and not was_complete:
             self._enter()
 
-    def _add_body(self, framer: Framer, data: bytes) -> None:
+    def _add_body(self, framer: Framer, data: BodyBytes) -> None:
         used = framer.feed(data)
         if used < len(data):
-            self.client.pipelined(data[used:])
+            self.client.pipelined(bytes(data[used:]))
             data = data[:used]
         if data:
             self._take(data)
@@ -160,7 +197,7 @@ class Exchange:
             if self._waits_for_body:
                 self._read_body(self._payload())
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: BodyBytes) -> None:
         """Pass bytes on, and hold them while they may be needed again."""
         self.received_bytes += len(data)
         settings = self.gateway.settings
@@ -224,7 +261,6 @@ class Exchange:
         self._attempt()
 
     def _attempt(self) -> None:
-        self._retry_timer = None
         worker = self._select()
         if worker is None:
             self.refuse(no_worker(len(self.gateway.pool)))
@@ -234,6 +270,10 @@ class Exchange:
         self.backend = worker.backend
         self.attempts += 1
         self._connect()
+
+    def _attempt_again(self) -> None:
+        self._retry_timer = None
+        self._attempt()
 
     def _select(self) -> Worker | None:
         pool, target = self.gateway.pool, self.head.target_worker
@@ -261,7 +301,7 @@ class Exchange:
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
         if self._connecting is not asyncio.current_task():  # given up meanwhile
             if connection is not None:
-                backend.give_back(connection)
+                backend.give_back(connection, time.monotonic())
             return
         self._connecting = None
         if connection is not None:
@@ -274,26 +314,28 @@ class Exchange:
         connection.attach(self)
         if self.client.write_paused_s:
             connection.pause_reading()
-        head = self._request_head()
+        lines = self._request_lines()
         if self._held_bytes <= JOIN_BYTES:
-            connection.transport.write(b"".join((head, *self._held)))
+            connection.transport.write(b"".join((*lines, *self._held)))
         else:
-            connection.transport.writelines((head, *self._held))
+            connection.transport.writelines((b"".join(lines), *self._held))
         if self._held_bytes > self.gateway.settings.max_buffered_bytes:
             self._drop_held()
-        self.client.resume_reading()
+        if self.client.reading_paused:
+            self.client.resume_reading()
 
-    def _request_head(self) -> bytes:
-        head, backend = self.head, self.backend
-        lines = [head.start, backend.host_lines, head.lines, head.framing]
-        if self.label is not None:
-            lines += b"x-smg-routing-key: ", self.label.encode(), b"\r\n"
-        if head.request_id is None:
-            lines += b"x-request-id: ", self.request_id, b"\r\n"
-        if not head.authorized:
-            lines.append(backend.auth_line)
-        lines.append(b"\r\n")
-        return b"".join(lines)
+    def _request_lines(self) -> tuple[bytes, ...]:
+        """The head as the worker gets it, in pieces."""
+        head, backend, label = self.head, self.backend, self.label
+        return (
+            head.start,
+            backend.host_lines,
+            head.lines,
+            head.framing,
+            b"x-smg-routing-key: %b\r\n" % label.encode() if label is not None else b"",
+            self.id_line if head.request_id is None else b"",
+            b"\r\n" if head.authorized else backend.auth_end,
+        )
 
     # Endings of an attempt.
 
@@ -327,7 +369,7 @@ class Exchange:
         self._release()
         delay_s = self.gateway.backoff_s(self.attempts)
         loop = asyncio.get_running_loop()
-        self._retry_timer = loop.call_later(delay_s, self._attempt)
+        self._retry_timer = loop.call_later(delay_s, self._attempt_again)
 
     def connection_failed(
         self, connection: UpstreamConnection, *, answered: bool
@@ -350,7 +392,7 @@ class Exchange:
         self.error_code = "worker_body"
         if self.worker is not None:
             self.gateway.worker_failed(self.worker, "body")
-        self._finish()
+        self._finish(time.monotonic())
         self.client.abort()
 
     # The answer.
@@ -362,17 +404,11 @@ class Exchange:
 
     def answer_head(self, head: ResponseHead, until_close: bool) -> None:
         """Take the answer's head: pass it on, or ask another worker."""
-        worker, connection = self.worker, self._connection
-        assert connection is not None
+        worker = self.worker
         if worker is not None:
             self.gateway.worker_answered(worker, head.status)
-            if head.status in RETRYABLE:
-                if self._may_retry(worker):
-                    self._connection = None
-                    connection.detach()
-                    self._schedule_retry(worker)
-                    return
-                self.gateway.counts.retries_exhausted += self.attempts > 1
+            if head.status in RETRYABLE and self._asks_another(worker):
+                return
         self.answer_started = True
         self.answered_s = time.monotonic()
         self.status = head.status
@@ -380,44 +416,64 @@ class Exchange:
         self.retryable = False
         if until_close or self.gateway.closing or self.client.has_pipelined:
             self.keep_client = False
+        if head.chunked and self.head.http_10:
+            self.dechunk = True
+            self.keep_client = False
         self._pending_head = self._answer_head_bytes(head)
 
-    def _answer_head_bytes(self, head: ResponseHead) -> bytes:
-        lines = [head.start, b"\r\n", head.lines, self.backend.routed_line]
-        if head.chunked:
-            self.dechunk = self.head.http_10
-            if self.dechunk:
-                self.keep_client = False
-            else:
-                lines.append(b"transfer-encoding: chunked\r\n")
-        elif head.content_length is not None and head.status != 204:
-            lines.append(b"content-length: %d\r\n" % head.content_length)
-        if not head.has_request_id:
-            lines += b"x-request-id: ", self.request_id, b"\r\n"
-        if not self.keep_client:
-            lines.append(b"connection: close\r\n")
-        elif self.head.http_10:
-            lines.append(b"connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)
+    def _asks_another(self, worker: Worker) -> bool:
+        """Whether another worker is asked instead of passing a failure on."""
+        connection = self._connection
+        assert connection is not None
+        if not self._may_retry(worker):
+            self.gateway.counts.retries_exhausted += self.attempts > 1
+            return False
+        self._connection = None
+        connection.detach()
+        self._schedule_retry(worker)
+        return True
 
-    def answer_bytes(self, data: bytes) -> None:
+    def _answer_head_bytes(self, head: ResponseHead) -> bytes:
+        connection = b"\r\n"
+        if not self.keep_client:
+            connection = b"connection: close\r\n\r\n"
+        elif self.head.http_10:
+            connection = b"connection: keep-alive\r\n\r\n"
+        return b"".join(
+            (
+                head.start,
+                self.backend.routed_lines,
+                head.lines,
+                b"" if self.dechunk or head.status == 204 else head.framing,
+                b"" if head.has_request_id else self.id_line,
+                connection,
+            )
+        )
+
+    def answer_bytes(self, data: BodyBytes) -> None:
         """Pass bytes of the answer's body on."""
         self.sent_bytes += len(data)
-        if self._pending_head:
-            data = self._pending_head + data
-            self._pending_head = b""
-        if data:
-            self.client.write(data)
+        client = self.client
+        if client.closed:
+            return
+        if not self._pending_head:
+            client.transport.write(data)
+            return
+        head, self._pending_head = self._pending_head, b""
+        if len(data) <= JOIN_BYTES:
+            client.transport.write(b"".join((head, data)))
+        else:
+            client.transport.writelines((head, data))
 
-    def answer_end(self, data: bytes) -> None:
+    def answer_end(self, data: BodyBytes) -> None:
         """Pass the answer's last bytes on and finish."""
         self.answer_bytes(data)
+        now_s = time.monotonic()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.recycle(self.request_complete)
-        self._finish()
-        self.client.exchange_done(self.keep_client and self.request_complete)
+            connection.recycle(self.request_complete, now_s)
+        self._finish(now_s)
+        self.client.exchange_done(self.keep_client and self.request_complete, now_s)
 
     def pause_answer(self) -> None:
         """The client reads too slowly: stop reading from the worker."""
@@ -439,13 +495,14 @@ class Exchange:
         if not self.answer_started:
             self.status = error.status
         self._drop_connection()
-        self._finish()
+        now_s = time.monotonic()
+        self._finish(now_s)
         if self.answer_started:
             self.client.abort()
             return
         keep = self.keep_client and self.request_complete and not self.gateway.closing
         self.client.write_error(error, self.head, self.request_id, keep)
-        self.client.exchange_done(keep)
+        self.client.exchange_done(keep, now_s)
 
     def client_gone(self) -> None:
         """The client left: stop the worker's work and give the count back."""
@@ -454,7 +511,7 @@ class Exchange:
         self.error_code = self.error_code or "client_gone"
         self.status = CLIENT_GONE
         self._drop_connection()
-        self._finish()
+        self._finish(time.monotonic())
 
     def check_time(self, now_s: float, stall_s: float) -> None:
         """End the exchange if a stage has taken too long."""
@@ -487,12 +544,12 @@ class Exchange:
         if worker is not None:
             worker.release()
 
-    def _finish(self) -> None:
+    def _finish(self, now_s: float) -> None:
         self.finished = True
         self.gateway.exchanges.discard(self)
         self._release()
         self._held.clear()
-        self.gateway.finished(self, time.monotonic())
+        self.gateway.finished(self, now_s)
 
 
 def no_worker(registered: int) -> MessageError:

@@ -68,6 +68,8 @@ class Gateway:
             settings.queue_timeout_s,
             settings.rate_limit_per_s,
         )
+        self.may_read_body = self.pool.policy.needs_text or self.labels.may_read_body
+        """Whether any request's body is read before a worker is picked."""
         self.exchanges: set[Exchange] = set()
         self.clients: set[ClientConnection] = set()
         self.prober: Prober | None = None
@@ -121,7 +123,7 @@ class Gateway:
         worker.responses[status // 100] += 1
         if status >= 500:
             self.pool.record_failure(worker, time.monotonic())
-        elif status not in BUSY:
+        elif worker.troubled and status not in BUSY:
             self.pool.record_success(worker, time.monotonic())
 
     def worker_failed(self, worker: Worker, stage: str) -> None:
@@ -151,11 +153,10 @@ class Gateway:
         counts.sent_bytes += exchange.sent_bytes
         if exchange.error_code:
             counts.errors[exchange.error_code] += 1
-        if exchange.route.control:
-            return
-        if self.access_log is not None:
-            self.access_log.add(exchange, time.time(), seconds)
-        self.admission.leave(exchange, now_s)
+        if not exchange.route.control:
+            if self.access_log is not None:
+                self.access_log.add(exchange, time.time(), seconds)
+            self.admission.leave(exchange, now_s)
 
     # Housekeeping.
 
@@ -176,6 +177,7 @@ class Gateway:
         self.pool.tick(now_s)
         for worker in self.pool:
             worker.backend.expire(now_s - settings.upstream_idle_timeout_s)
+        self.counts.sort_in()
         if self.access_log is not None:
             self.access_log.flush()
 

@@ -61,7 +61,7 @@ class LabelReader:
                     self.sources["header"] += 1
                     return
             exchange.label_source = "invalid"
-        if not self.reads_body(exchange):
+        if not (self.may_read_body and self.reads_body(exchange)):
             self._missing(exchange)
 
     def reads_body(self, exchange: Exchange) -> bool:

@@ -9,9 +9,16 @@ import time
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from sgl_router.wire.body import BodyUntilClose, Framer, NoBody, frame
+from sgl_router.wire.body import (
+    BodyBytes,
+    BodyUntilClose,
+    Framer,
+    NoBody,
+    frame,
+    rest,
+)
 from sgl_router.wire.errors import MessageError
-from sgl_router.wire.response import ResponseError, parse_response
+from sgl_router.wire.response import ResponseError, ResponseHead, parse_response
 
 if TYPE_CHECKING:
     from sgl_router.exchange import Exchange
@@ -133,43 +140,70 @@ class UpstreamConnection(asyncio.Protocol):
         self.answered = True
         if self._buffer:
             data = self._buffer + data
+            self._buffer = b""
         end = data.find(b"\r\n\r\n") + 4
         if end == 3 or end > MAX_HEAD_BYTES:
             if len(data) > MAX_HEAD_BYTES:
                 raise ResponseError("response head: too long")
             self._buffer = data
             return
-        self._buffer = b""
         head = parse_response(data[:end])
         if head.status < 200:
-            if head.status == 101:
-                raise ResponseError("response head: the worker switched protocols")
-            exchange.interim_answer(head)
-            if len(data) > end:
-                self._read_head(data[end:])
+            self._read_interim(exchange, head, data[end:])
             return
-        length = 0 if head.bodyless(exchange.head.method) else head.content_length
+        length = head.content_length
+        if head.bodyless(exchange.head.method):
+            length = 0
+        if len(data) - end == length:
+            self._take_whole(exchange, head, rest(data, end))
+        else:
+            self._begin_body(exchange, head, length, data, end)
+
+    def _read_interim(
+        self, exchange: Exchange, head: ResponseHead, data: bytes
+    ) -> None:
+        """Pass a 1xx on and read what follows it."""
+        if head.status == 101:
+            raise ResponseError("response head: the worker switched protocols")
+        exchange.interim_answer(head)
+        if data:
+            self._read_head(data)
+
+    def _take_whole(
+        self, exchange: Exchange, head: ResponseHead, body: BodyBytes
+    ) -> None:
+        """The whole answer is here, as most are."""
+        self._framer = _NO_BODY
+        self._keep_alive = head.keep_alive
+        exchange.answer_head(head, until_close=False)
+        if self.exchange is None:  # asked elsewhere instead
+            self._to_pool(time.monotonic())
+        else:
+            exchange.answer_end(body)
+
+    def _begin_body(
+        self,
+        exchange: Exchange,
+        head: ResponseHead,
+        length: int | None,
+        data: bytes,
+        body_at: int,
+    ) -> None:
+        """The answer goes on; its first body bytes may be here."""
         until_close = length is None and not head.chunked
         self._keep_alive = head.keep_alive and not until_close
-        if len(data) - end == length:  # the whole answer is here, as most are
-            self._framer = _NO_BODY
-            exchange.answer_head(head, until_close=False)
-            if self.exchange is None:  # asked elsewhere instead
-                self._to_pool()
-            else:
-                exchange.answer_end(data[end:])
-            return
         framer = BodyUntilClose() if until_close else frame(length is None, length)
         self._framer = framer
         exchange.answer_head(head, until_close)
-        self._read_body(framer, data[end:])
+        body = data[body_at:] if length is None else rest(data, body_at)
+        self._read_body(framer, body)
 
-    def _read_body(self, framer: Framer, data: bytes) -> None:
+    def _read_body(self, framer: Framer, data: BodyBytes) -> None:
         exchange = self.exchange
         if exchange is not None and exchange.dechunk:
             spans: list[bytes] = []
             used = framer.feed(data, spans)
-            payload = b"".join(spans)
+            payload: BodyBytes = b"".join(spans)
         else:
             used = framer.feed(data)
             payload = data if used == len(data) else data[:used]
@@ -185,23 +219,24 @@ class UpstreamConnection(asyncio.Protocol):
     def _discard(self, framer: Framer, size: int) -> None:
         self._discarded += size
         if framer.done:
-            self._to_pool()
+            self._to_pool(time.monotonic())
         elif self._discarded > MAX_DISCARDED_BYTES:
             self.abort()
 
-    def recycle(self, request_complete: bool) -> None:
+    def recycle(self, request_complete: bool, now_s: float) -> None:
         """After an answer's last byte: back to the pool, or closed if it must be."""
         self.exchange = None
-        self.resume_reading()
+        if self._paused:
+            self.resume_reading()
         if request_complete:
-            self._to_pool()
+            self._to_pool(now_s)
         else:
             self.abort()
 
-    def _to_pool(self) -> None:
+    def _to_pool(self, now_s: float) -> None:
         self._framer = None
         if self._keep_alive and not self.closed:
-            self.backend.give_back(self)
+            self.backend.give_back(self, now_s)
         else:
             self.abort()
 
@@ -252,11 +287,13 @@ class Backend:
             f"\r\nhost: {parts.netloc}\r\nvia: 1.1 sgl-router\r\n".encode()
         )
         named = unix_path is None
-        self.routed_line = (
-            f"x-smg-routed-worker-id: {url}\r\n".encode() if named else b""
+        # what follows a status line, its CRLF first
+        self.routed_lines = (
+            f"\r\nx-smg-routed-worker-id: {url}\r\n".encode() if named else b"\r\n"
         )
-        self.auth_line = (
-            f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""
+        # what ends a request's head that comes without an Authorization
+        self.auth_end = (
+            f"authorization: Bearer {api_key}\r\n\r\n".encode() if api_key else b"\r\n"
         )
         self.connections = 0
         self.closed = False
@@ -293,12 +330,12 @@ class Backend:
         connection.reused = True
         return connection
 
-    def give_back(self, connection: UpstreamConnection) -> None:
+    def give_back(self, connection: UpstreamConnection, now_s: float) -> None:
         """Keep ``connection`` for the next request."""
         if self.closed or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.abort()
             return
-        connection.idle_since_s = time.monotonic()
+        connection.idle_since_s = now_s
         self._idle.append(connection)
 
     def lost(self, connection: UpstreamConnection) -> None:

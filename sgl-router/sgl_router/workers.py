@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sgl_router.breaker import BreakerSettings, CircuitBreaker, CircuitState
-from sgl_router.policies import Choice, Policy
+from sgl_router.policies import Loads, Policy
 from sgl_router.upstream import Backend
 
 
@@ -48,6 +48,7 @@ class Worker:
         "report",
         "responses",
         "selections",
+        "troubled",
         "url",
     )
 
@@ -63,6 +64,7 @@ class Worker:
         self.draining = False
         self.eligible = False  # whether it is among the pool's loads
         self.breaker = CircuitBreaker(pool.breaker_settings)
+        self.troubled = False  # whether the breaker wants to hear of good answers
         self.report = WorkerReport()
         self.selections = 0
         self.errors: Counter[str] = Counter()
@@ -76,18 +78,22 @@ class Worker:
 
     def acquire(self) -> None:
         """Count one request, at its selection."""
-        self.in_flight += 1
         self.selections += 1
+        self.in_flight = load = self.in_flight + 1
         if self.eligible:
-            self.pool.loads[self.url] = self.in_flight
+            loads = self.pool.loads
+            loads[self.url] = load
+            loads.total += 1
 
     def release(self) -> None:
         """Take one request off the count; the caller does so exactly once."""
         if self.in_flight <= 0:
             raise AssertionError(f"worker {self.url}: released more than was acquired")
-        self.in_flight -= 1
+        self.in_flight = load = self.in_flight - 1
         if self.eligible:
-            self.pool.loads[self.url] = self.in_flight
+            loads = self.pool.loads
+            loads[self.url] = load
+            loads.total -= 1
         elif self.draining and not self.in_flight:
             self.pool.forget(self)
 
@@ -110,7 +116,7 @@ class WorkerPool:
         self.policy = policy
         self.breaker_settings = breaker_settings or BreakerSettings()
         self.by_url: dict[str, Worker] = {}
-        self.loads: dict[str, int] = {}
+        self.loads = Loads()
         """URL -> in-flight requests of every worker that may be picked now."""
         self.draining: list[Worker] = []
         """Removed workers whose last requests are still running."""
@@ -149,7 +155,7 @@ class WorkerPool:
         if not worker.registered:
             return
         del self.by_url[worker.url]
-        self.loads.pop(worker.url, None)
+        self.loads.drop(worker.url)
         worker.eligible = False
         self._tripped.discard(worker)
         worker.draining = True
@@ -172,18 +178,19 @@ class WorkerPool:
         circuit = worker.breaker.state(self._now_s)
         worker.eligible = worker.healthy and circuit is not CircuitState.OPEN
         if worker.eligible:
-            self.loads[worker.url] = worker.in_flight
+            self.loads.put(worker.url, worker.in_flight)
         else:
-            self.loads.pop(worker.url, None)
+            self.loads.drop(worker.url)
 
     def record_success(self, worker: Worker, now_s: float) -> None:
-        """Tell the breaker of a good answer."""
-        if worker.breaker.consecutive_failures or worker in self._tripped:
-            worker.breaker.record_success(now_s)
-            self._watch(worker, now_s)
+        """Tell the breaker of a good answer; of use for a troubled worker only."""
+        worker.breaker.record_success(now_s)
+        self._watch(worker, now_s)
+        worker.troubled = worker in self._tripped
 
     def record_failure(self, worker: Worker, now_s: float) -> None:
         """Tell the breaker of a failed request; an open circuit leaves the loads."""
+        worker.troubled = True
         worker.breaker.record_failure(now_s)
         self._watch(worker, now_s)
 
@@ -208,14 +215,14 @@ class WorkerPool:
 
         None when no worker may take it.
         """
-        loads = self.loads
+        loads: Mapping[str, int] = self.loads
         if tried:
             loads = {url: load for url, load in loads.items() if url not in tried}
         if not loads:
             return None
-        choice: Choice = self.policy.choose(label, loads, text)
-        self.branches[choice.branch] += 1
-        worker = self.by_url[choice.worker]
+        url, branch = self.policy.choose(label, loads, text)
+        self.branches[branch] += 1
+        worker = self.by_url[url]
         worker.acquire()
         return worker
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from sgl_router.policies.base import Choice, Policy, PolicyError
+from sgl_router.policies.base import Choice, Loads, Policy, PolicyError
 from sgl_router.policies.bounded import BoundedConsistentHashing
 from sgl_router.policies.cache_aware import CacheAware
 from sgl_router.policies.hashing import ConsistentHashing
@@ -84,6 +84,7 @@ __all__ = [
     "ConsistentHashing",
     "HashRing",
     "LeastLoad",
+    "Loads",
     "Policy",
     "PolicyError",
     "PowerOfTwo",

@@ -18,6 +18,34 @@ class Choice(NamedTuple):
     branch: str
 
 
+class Loads(dict[str, int]):
+    """Loads by worker that keep their sum ready.
+
+    Whoever stores by key instead of calling :meth:`put` keeps ``total`` right himself.
+    """
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        """Sum of all loads."""
+
+    def put(self, worker: str, load: int) -> None:
+        """Set ``worker``'s load, whether it was there or not."""
+        self.total += load - self.get(worker, 0)
+        self[worker] = load
+
+    def drop(self, worker: str) -> None:
+        """Take ``worker`` out, if it is there."""
+        self.total -= self.pop(worker, 0)
+
+
+def total_load(loads: Mapping[str, int]) -> int:
+    """Sum of all loads, at once where it is kept ready."""
+    return loads.total if type(loads) is Loads else sum(loads.values())
+
+
 class Policy(ABC):
     """Picks the worker for one request; no I/O, no clock, no count keeping.
 

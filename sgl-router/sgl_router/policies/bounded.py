@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from sgl_router.policies.base import Choice, Policy, PolicyError, least_loaded
+from sgl_router.policies.base import (
+    Choice,
+    Policy,
+    PolicyError,
+    least_loaded,
+    total_load,
+)
 from sgl_router.policies.ring import HashRing
 
 
@@ -53,12 +59,16 @@ class BoundedConsistentHashing(Policy):
         super().__init__(workers)
 
     def update_workers(self, workers: Iterable[str]) -> None:
+        workers = tuple(workers)
         self._ring = HashRing(workers)
+        self._homes = {worker: Choice(worker, "home") for worker in workers}
 
     def bound(self, loads: Mapping[str, int]) -> float:
         """The highest load that is still eligible, before the request is added."""
-        mean = (sum(loads.values()) + 1) / len(loads)
-        return max(mean * self.load_factor, mean + self.balance_abs_threshold)
+        mean = (total_load(loads) + 1) / len(loads)
+        bound = mean * self.load_factor
+        gap = self.balance_abs_threshold
+        return max(bound, mean + gap) if gap else bound
 
     def choose(
         self, label: str | None, loads: Mapping[str, int], text: str | None = None
@@ -75,7 +85,7 @@ class BoundedConsistentHashing(Policy):
             if load is None:
                 continue
             if load <= bound:
-                return Choice(worker, "spill" if home else "home")
+                return Choice(worker, "spill") if home else self._homes[worker]
             home = home or worker
         if home is None:
             raise ValueError(f"loads: no registered worker among {list(loads)}")

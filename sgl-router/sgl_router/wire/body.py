@@ -7,9 +7,15 @@ belong to the message. ``done`` turns true with its last byte.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from sgl_router.wire.errors import MessageError, bad_request
+
+JOIN_BYTES = 16 * 1024
+"""Bytes up to this many are copied where that saves a buffer; more are not."""
+
+BodyBytes: TypeAlias = bytes | memoryview
+"""Bytes of a body: many are looked at where they were read instead of being copied."""
 
 MAX_LINE = 1024
 """Longest chunk-size line, in bytes."""
@@ -24,12 +30,23 @@ _FORBIDDEN_TRAILERS = frozenset(
 )
 
 
+MAX_KNOWN_SIZES = 4096
+"""Chunk sizes whose reading is remembered."""
+
+
+def rest(data: bytes, start: int) -> BodyBytes:
+    """What follows ``start``; a copy only while that is cheaper than a view."""
+    if len(data) - start <= JOIN_BYTES:
+        return data[start:]
+    return memoryview(data)[start:]
+
+
 class Framer(Protocol):
     """Finds the end of one body."""
 
     done: bool
 
-    def feed(self, data: bytes, spans: list[bytes] | None = None) -> int:
+    def feed(self, data: BodyBytes, spans: list[bytes] | None = None) -> int:
         """Bytes of ``data`` that belong to the body; payload goes to ``spans``."""
 
 
@@ -38,7 +55,7 @@ class NoBody:
 
     done = True
 
-    def feed(self, data: bytes, spans: list[bytes] | None = None) -> int:
+    def feed(self, data: BodyBytes, spans: list[bytes] | None = None) -> int:
         return 0
 
 
@@ -51,7 +68,7 @@ class SizedBody:
         self.remaining = length
         self.done = length == 0
 
-    def feed(self, data: bytes, spans: list[bytes] | None = None) -> int:
+    def feed(self, data: BodyBytes, spans: list[bytes] | None = None) -> int:
         size = len(data)
         if size < self.remaining:
             self.remaining -= size
@@ -60,7 +77,7 @@ class SizedBody:
             self.remaining = 0
             self.done = True
         if spans is not None:
-            spans.append(data[:size])
+            spans.append(bytes(data[:size]))
         return size
 
 
@@ -69,9 +86,9 @@ class BodyUntilClose:
 
     done = False
 
-    def feed(self, data: bytes, spans: list[bytes] | None = None) -> int:
+    def feed(self, data: BodyBytes, spans: list[bytes] | None = None) -> int:
         if spans is not None:
-            spans.append(data)
+            spans.append(bytes(data))
         return len(data)
 
 
@@ -82,17 +99,30 @@ class ChunkedBody:
         MessageError: from ``feed``, on anything but the grammar of RFC 9112, 7.1.
     """
 
-    __slots__ = ("_end_of_chunk", "_line", "_remaining", "_trailer_bytes", "done")
+    __slots__ = (
+        "_between",
+        "_end_of_chunk",
+        "_line",
+        "_remaining",
+        "_trailer_bytes",
+        "done",
+    )
+
+    _known_sizes: ClassVar[dict[bytes, int]] = {}
 
     def __init__(self) -> None:
         self.done = False
+        self._between = True  # the next byte begins a size line
         self._remaining = 0  # payload bytes left in the current chunk
         self._end_of_chunk = 0  # CR and LF still owed after the payload
         self._line = b""  # an unfinished size or trailer line
         self._trailer_bytes = -1  # counted once the last chunk was seen
 
-    def feed(self, data: bytes, spans: list[bytes] | None = None) -> int:
+    def feed(self, data: BodyBytes, spans: list[bytes] | None = None) -> int:
+        data = bytes(data)
         position, size = 0, len(data)
+        if self._between and spans is None:
+            position = self._skip_chunks(data)
         while position < size and not self.done:
             if self._remaining:
                 start = position
@@ -105,9 +135,21 @@ class ChunkedBody:
                 if data[position] != expected:
                     raise bad_request("chunked body: chunk longer than its size")
                 self._end_of_chunk -= 1
+                self._between = not self._end_of_chunk
                 position += 1
             else:
                 position = self._read_line(data, position)
+        return position
+
+    def _skip_chunks(self, data: bytes) -> int:
+        """Where the whole chunks of known sizes end with which ``data`` begins."""
+        sizes = self._known_sizes
+        position = 0
+        while (end := data.find(b"\r\n", position, position + 18)) > 0:
+            size = sizes.get(data[position:end])
+            if size is None or data[end + 2 + size : end + size + 4] != b"\r\n":
+                break
+            position = end + size + 4
         return position
 
     def _read_line(self, data: bytes, position: int) -> int:
@@ -115,6 +157,7 @@ class ChunkedBody:
         line = self._line + data[position : end or len(data)]
         if len(line) > MAX_LINE:
             raise bad_request("chunked body: line too long")
+        self._between = False
         if not end:
             self._line = line
             return len(data)
@@ -132,6 +175,8 @@ class ChunkedBody:
         self._remaining = int(match[1], 16)
         if self._remaining:
             self._end_of_chunk = 2
+            if len(self._known_sizes) < MAX_KNOWN_SIZES:
+                self._known_sizes[line[:-2]] = self._remaining
         else:
             self._trailer_bytes = 0
 

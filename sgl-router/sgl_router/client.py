@@ -123,12 +123,12 @@ class ClientConnection(asyncio.Protocol):
             if end == 3 or end > MAX_HEAD_BYTES:
                 self._wait_for_head(data)
                 return
-            head = self.gateway.parser.parse(data[:end])
+            head, length = self.gateway.parser.parse(data[:end])
         except MessageError as error:
             self._refuse_head(error)
             return
         route = self.gateway.routes.find(head.path)
-        self.exchange = exchange = Exchange(self.gateway, self, head, route)
+        self.exchange = exchange = Exchange(self.gateway, self, head, length, route)
         exchange.begin(data, end)
 
     def _wait_for_head(self, data: bytes) -> None:

@@ -38,6 +38,7 @@ class Exchange:
 
     Attributes:
         head: the request's head.
+        content_length: bytes of its body when it gave a length.
         client: the connection it came on.
         label: the trajectory label, None without a valid one.
         worker: the worker it is counted on now; None before selection and after release.
@@ -62,6 +63,7 @@ class Exchange:
         "attempts",
         "backend",
         "client",
+        "content_length",
         "dechunk",
         "error_code",
         "finished",
@@ -90,11 +92,13 @@ class Exchange:
         gateway: Gateway,
         client: ClientConnection,
         head: RequestHead,
+        content_length: int | None,
         route: Route,
     ) -> None:
         self.gateway = gateway
         self.client = client
         self.head = head
+        self.content_length = content_length
         self.route = route
         self.keep_client = head.keep_alive
         self.id_line = b"x-request-id: %b\r\n" % (
@@ -123,6 +127,11 @@ class Exchange:
         self._retry_timer: asyncio.TimerHandle | None = None
 
     @property
+    def has_body(self) -> bool:
+        """Whether body bytes follow the head."""
+        return self.head.chunked or bool(self.content_length)
+
+    @property
     def request_id(self) -> bytes:
         """The id that worker, client and log are given."""
         return self.id_line[len(b"x-request-id: ") : -2]
@@ -136,7 +145,7 @@ class Exchange:
         """
         gateway, head = self.gateway, self.head
         gateway.exchanges.add(self)
-        length = head.content_length or 0
+        length = self.content_length or 0
         try:
             if length > gateway.settings.max_payload_bytes:
                 raise self._too_large()
@@ -165,7 +174,7 @@ class Exchange:
             self._read_body(self._payload())
 
     def _start_body(self, data: BodyBytes) -> None:
-        self._framer = frame(self.head.chunked, self.head.content_length)
+        self._framer = frame(self.head.chunked, self.content_length)
         if self.head.expect_continue:
             self.client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._add_body(self._framer, data)
@@ -331,7 +340,7 @@ class Exchange:
             head.start,
             backend.host_lines,
             head.lines,
-            head.framing,
+            framing(head.chunked, self.content_length),
             b"x-smg-routing-key: %b\r\n" % label.encode() if label is not None else b"",
             self.id_line if head.request_id is None else b"",
             b"\r\n" if head.authorized else backend.auth_end,
@@ -402,7 +411,9 @@ class Exchange:
         if head.status != 100 and not self.head.http_10:
             self.client.write(b"%b\r\n%b\r\n" % (head.start, head.lines))
 
-    def answer_head(self, head: ResponseHead, until_close: bool) -> None:
+    def answer_head(
+        self, head: ResponseHead, length: int | None, until_close: bool
+    ) -> None:
         """Take the answer's head: pass it on, or ask another worker."""
         worker = self.worker
         if worker is not None:
@@ -419,7 +430,7 @@ class Exchange:
         if head.chunked and self.head.http_10:
             self.dechunk = True
             self.keep_client = False
-        self._pending_head = self._answer_head_bytes(head)
+        self._pending_head = self._answer_head_bytes(head, length)
 
     def _asks_another(self, worker: Worker) -> bool:
         """Whether another worker is asked instead of passing a failure on."""
@@ -433,18 +444,19 @@ class Exchange:
         self._schedule_retry(worker)
         return True
 
-    def _answer_head_bytes(self, head: ResponseHead) -> bytes:
+    def _answer_head_bytes(self, head: ResponseHead, length: int | None) -> bytes:
         connection = b"\r\n"
         if not self.keep_client:
             connection = b"connection: close\r\n\r\n"
         elif self.head.http_10:
             connection = b"connection: keep-alive\r\n\r\n"
+        bare = self.dechunk or head.status == 204
         return b"".join(
             (
                 head.start,
                 self.backend.routed_lines,
                 head.lines,
-                b"" if self.dechunk or head.status == 204 else head.framing,
+                b"" if bare else framing(head.chunked, length),
                 b"" if head.has_request_id else self.id_line,
                 connection,
             )
@@ -550,6 +562,13 @@ class Exchange:
         self._release()
         self._held.clear()
         self.gateway.finished(self, now_s)
+
+
+def framing(chunked: bool, length: int | None) -> bytes:
+    """The header line that frames a body."""
+    if length is not None:
+        return b"content-length: %d\r\n" % length
+    return b"transfer-encoding: chunked\r\n" if chunked else b""
 
 
 def no_worker(registered: int) -> MessageError:

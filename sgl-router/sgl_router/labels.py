@@ -68,7 +68,7 @@ class LabelReader:
         """Whether the body is to be read for a label."""
         if exchange.label is not None or not self.may_read_body:
             return False
-        return exchange.head.has_body and (
+        return exchange.has_body and (
             self.from_content or exchange.route.name == "/generate"
         )
 

@@ -147,17 +147,25 @@ class UpstreamConnection(asyncio.Protocol):
                 raise ResponseError("response head: too long")
             self._buffer = data
             return
-        head = parse_response(data[:end])
+        head, given = parse_response(data[:end])
         if head.status < 200:
             self._read_interim(exchange, head, data[end:])
             return
-        length = head.content_length
-        if head.bodyless(exchange.head.method):
-            length = 0
-        if len(data) - end == length:
-            self._take_whole(exchange, head, rest(data, end))
+        length = 0 if head.bodyless(exchange.head.method) else given
+        until_close = length is None and not head.chunked
+        self._keep_alive = head.keep_alive and not until_close
+        whole = len(data) - end == length  # as most answers are
+        framer: Framer = _NO_BODY
+        if not whole:
+            framer = BodyUntilClose() if until_close else frame(length is None, length)
+        self._framer = framer
+        exchange.answer_head(head, given, until_close)
+        if not whole:
+            self._read_body(framer, data[end:] if head.chunked else rest(data, end))
+        elif self.exchange is None:  # asked elsewhere instead
+            self._to_pool(time.monotonic())
         else:
-            self._begin_body(exchange, head, length, data, end)
+            exchange.answer_end(rest(data, end))
 
     def _read_interim(
         self, exchange: Exchange, head: ResponseHead, data: bytes
@@ -168,35 +176,6 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.interim_answer(head)
         if data:
             self._read_head(data)
-
-    def _take_whole(
-        self, exchange: Exchange, head: ResponseHead, body: BodyBytes
-    ) -> None:
-        """The whole answer is here, as most are."""
-        self._framer = _NO_BODY
-        self._keep_alive = head.keep_alive
-        exchange.answer_head(head, until_close=False)
-        if self.exchange is None:  # asked elsewhere instead
-            self._to_pool(time.monotonic())
-        else:
-            exchange.answer_end(body)
-
-    def _begin_body(
-        self,
-        exchange: Exchange,
-        head: ResponseHead,
-        length: int | None,
-        data: bytes,
-        body_at: int,
-    ) -> None:
-        """The answer goes on; its first body bytes may be here."""
-        until_close = length is None and not head.chunked
-        self._keep_alive = head.keep_alive and not until_close
-        framer = BodyUntilClose() if until_close else frame(length is None, length)
-        self._framer = framer
-        exchange.answer_head(head, until_close)
-        body = data[body_at:] if length is None else rest(data, body_at)
-        self._read_body(framer, body)
 
     def _read_body(self, framer: Framer, data: BodyBytes) -> None:
         exchange = self.exchange

@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httptools
 
 from sgl_router.label import LABEL_HEADER
 from sgl_router.wire.errors import MessageError, bad_request
-from sgl_router.wire.lines import (
-    MAX_KNOWN_LINE_BYTES,
-    MAX_KNOWN_LINES,
-    KnownLines,
-    Reading,
-    Special,
-    connection_tokens,
-    without,
-)
+from sgl_router.wire.heads import KnownHeads, connection_tokens, joined
 
 METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"HEAD", b"OPTIONS"})
 """Methods that are passed on."""
@@ -71,18 +62,8 @@ _PASSED_ON = frozenset({_LABEL_KEPT, _AUTHORIZATION, _REQUEST_ID})
 """Headers that are read and passed on as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartLine:
-    """A request line, checked; the fields are those of :class:`RequestHead`."""
-
-    method: bytes
-    start: bytes
-    path: bytes
-    http_10: bool
-
-
 class RequestHead:
-    """A request's head, checked.
+    """A request's head but for its length, checked; shared by equal heads.
 
     Attributes:
         method: as sent.
@@ -90,9 +71,7 @@ class RequestHead:
         path: the target without its query.
         http_10: whether the client speaks HTTP/1.0.
         lines: header lines to pass on, each ending in CRLF; no Host, no framing.
-        framing: the header line that frames the body for the worker.
         labels: values of the label headers by lower-case name; None without any.
-        content_length: bytes of the body when a length was given.
         chunked: whether the body is chunked.
         keep_alive: whether the client wants the connection kept.
     """
@@ -100,9 +79,7 @@ class RequestHead:
     __slots__ = (
         "authorized",
         "chunked",
-        "content_length",
         "expect_continue",
-        "framing",
         "http_10",
         "keep_alive",
         "labels",
@@ -114,24 +91,17 @@ class RequestHead:
         "target_worker",
     )
 
-    def __init__(self, start: StartLine, lines: bytes) -> None:
-        self.method = start.method
-        self.start = start.start
-        self.path = start.path
-        self.http_10 = start.http_10
-        self.keep_alive = not start.http_10
-        self.lines = lines
-        self.framing = b""
+    def __init__(self, method: bytes, target: bytes, http_10: bool) -> None:
+        self.method = method
+        self.start = b"%b %b HTTP/1.%d" % (method, target, 0 if http_10 else 1)
+        self.path = target.partition(b"?")[0]
+        self.http_10 = http_10
+        self.keep_alive = not http_10
+        self.lines = b""
         self.labels: dict[bytes, bytes] | None = None
-        self.content_length: int | None = None
         self.request_id: bytes | None = None
         self.target_worker: bytes | None = None
         self.chunked = self.expect_continue = self.authorized = False
-
-    @property
-    def has_body(self) -> bool:
-        """Whether body bytes follow the head."""
-        return self.chunked or bool(self.content_length)
 
 
 class _Silent:
@@ -163,87 +133,57 @@ class RequestParser:
             kept = name != LABEL_HEADER.encode()
             kinds[name] = _LABEL_KEPT if kept else _LABEL
         self._kinds = kinds
-        self._known = KnownLines(self._read_line)
-        self._starts: dict[bytes, StartLine] = {}
-
-    def parse(self, data: bytes) -> RequestHead:
-        """Parse ``data``, one whole head with its empty line.
+        self.parse = KnownHeads(self._parse, bad_request).read
+        """Reads one whole head with its empty line: what it says, and its length.
 
         Raises:
             MessageError: the head breaks a rule; ``status`` says which answer it gets.
         """
-        first, *lines = data.split(b"\r\n")
-        del lines[-2:]  # the empty line, and nothing after it
-        if len(lines) > MAX_HEADERS:
-            text = f"headers: more than {MAX_HEADERS}"
-            raise MessageError(431, "too_many_headers", text)
-        known = self._known
-        try:
-            start = self._starts[first]
-            passed = b"".join(map(known.passed, lines))
-        except KeyError:
-            return self._parse_anew(data, first, lines)
-        specials = filter(None, map(known.special, lines))
-        return _assemble(start, passed, specials)
 
-    def _parse_anew(self, data: bytes, first: bytes, lines: list[bytes]) -> RequestHead:
-        """Parse a head with lines that have not been met yet."""
+    def _parse(self, data: bytes) -> tuple[RequestHead, int | None]:
+        """Read a head that has not been met yet."""
         try:
             httptools.HttpRequestParser(_SILENT).feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # decided below, from the header itself
         except httptools.HttpParserError as error:
             raise bad_request(f"request head: {error}") from None
-        start = self._starts.get(first) or _read_start(first)
-        passed, specials = self._known.learn(lines)
-        if len(self._starts) >= MAX_KNOWN_LINES:
-            self._starts.clear()
-        if len(first) <= MAX_KNOWN_LINE_BYTES:
-            self._starts[first] = start
-        return _assemble(start, passed, specials)
+        first, *lines = data.split(b"\r\n")
+        del lines[-2:]  # the empty line, and nothing after it
+        head = _read_start(first)
+        return head, self._read_headers(head, lines)
 
-    def _read_line(self, line: bytes) -> Reading:
-        name, _, value = line.partition(b":")
-        name, value = name.lower(), value.strip(b" \t")
-        kind = self._kinds.get(name)
-        if kind is None:
-            return line + b"\r\n", None
-        if kind == _DROP:
-            return b"", None
-        _check_value(kind, value)
-        passed = line + b"\r\n" if kind in _PASSED_ON else b""
-        return passed, (_LABEL if kind == _LABEL_KEPT else kind, name, value)
-
-
-def _assemble(
-    start: StartLine, passed: bytes, specials: Iterable[Special]
-) -> RequestHead:
-    """Put a head together and judge what its lines say in common."""
-    head = RequestHead(start, passed)
-    hosts = 0
-    for kind, name, value in specials:
-        if kind == _HOST:
-            hosts += 1
-        elif kind == _LENGTH:
-            if head.content_length is not None:
-                raise bad_request("content-length: given more than once")
-            head.content_length = int(value)
-            head.framing = b"content-length: %d\r\n" % head.content_length
-        elif kind == _AUTHORIZATION:
-            head.authorized = True
-        elif kind == _LABEL:
-            labels = head.labels = head.labels or {}
-            labels.setdefault(name, value)
-        else:
-            _apply_rare(head, kind, value)
-    if hosts != 1 and not (head.http_10 and hosts == 0):
-        raise bad_request(f"host: {hosts} Host headers; exactly one is needed")
-    if head.chunked and head.content_length is not None:
-        raise bad_request("content-length: given beside transfer-encoding")
-    return head
+    def _read_headers(self, head: RequestHead, lines: list[bytes]) -> int | None:
+        if len(lines) > MAX_HEADERS:
+            text = f"headers: more than {MAX_HEADERS}"
+            raise MessageError(431, "too_many_headers", text)
+        kept: list[bytes] = []
+        nominated: set[bytes] = set()
+        lengths: list[int] = []
+        hosts = 0
+        for line in lines:
+            name, _, value = line.partition(b":")
+            name, value = name.lower(), value.strip(b" \t")
+            kind = self._kinds.get(name)
+            if kind is None or kind in _PASSED_ON:
+                kept.append(line)
+            if kind == _HOST:
+                hosts += 1
+            elif kind == _LENGTH:
+                lengths.append(_read_length(value))
+            elif kind == _CONNECTION:
+                nominated |= _read_connection(head, value)
+            elif kind is not None and kind != _DROP:
+                _read_special(head, kind, name, value)
+        if hosts != 1 and not (head.http_10 and hosts == 0):
+            raise bad_request(f"host: {hosts} Host headers; exactly one is needed")
+        if len(lengths) > 1:
+            raise bad_request("content-length: given more than once")
+        head.lines = joined(kept, nominated)
+        return lengths[0] if lengths else None
 
 
-def _read_start(first: bytes) -> StartLine:
+def _read_start(first: bytes) -> RequestHead:
     """Read a request line."""
     if not first:
         raise bad_request("request head: empty lines before it")
@@ -257,41 +197,30 @@ def _read_start(first: bytes) -> StartLine:
         raise MessageError(501, "method", f"method: {name} is not served")
     if target[:1] != b"/" and target != b"*":
         target = _origin_form(target)
-        first = b" ".join((method, target, version))
     if not _TARGET.fullmatch(target):
         raise bad_request("request target: bytes that a URL may not hold")
-    return StartLine(method, first, target.partition(b"?")[0], version == b"HTTP/1.0")
+    return RequestHead(method, target, version == b"HTTP/1.0")
 
 
-def _check_value(kind: int, value: bytes) -> None:
-    """Refuse what no head may say."""
-    if kind == _LENGTH and not _DIGITS.fullmatch(value):
-        raise bad_request("content-length: not a plain number")
-    if kind == _CODING and value.lower() != b"chunked":
-        raise bad_request("transfer-encoding: only chunked, once, is allowed")
-    if kind == _EXPECT and value.lower() != b"100-continue":
-        raise MessageError(417, "expect", "expect: only 100-continue is known")
-    if kind == _UPGRADE and value.lower() != b"h2c":
-        raise MessageError(501, "upgrade", "upgrade: not served here")
-
-
-def _apply_rare(head: RequestHead, kind: int, value: bytes) -> None:
-    """Take what fewer heads say."""
-    if kind == _CONNECTION:
-        _read_connection(head, value)
+def _read_special(head: RequestHead, kind: int, name: bytes, value: bytes) -> None:
+    """Take what a header says about the message itself."""
+    if kind in (_LABEL, _LABEL_KEPT):
+        head.labels = head.labels or {}
+        head.labels.setdefault(name, value)
+    elif kind == _AUTHORIZATION:
+        head.authorized = True
     elif kind == _REQUEST_ID:
         head.request_id = value
+    elif kind == _CODING:
+        _read_coding(head, value)
     elif kind == _TARGET_WORKER:
         head.target_worker = value
     elif kind == _EXPECT:
+        if value.lower() != b"100-continue":
+            raise MessageError(417, "expect", "expect: only 100-continue is known")
         head.expect_continue = not head.http_10
-    elif kind == _CODING:
-        if head.http_10:
-            raise bad_request("transfer-encoding: not part of HTTP/1.0")
-        if head.chunked:
-            raise bad_request("transfer-encoding: only chunked, once, is allowed")
-        head.chunked = True
-        head.framing = b"transfer-encoding: chunked\r\n"
+    elif value.lower() != b"h2c":  # upgrade
+        raise MessageError(501, "upgrade", "upgrade: not served here")
 
 
 def _origin_form(url: bytes) -> bytes:
@@ -306,10 +235,23 @@ def _origin_form(url: bytes) -> bytes:
     return path + b"?" + parts.query if parts.query else path
 
 
-def _read_connection(head: RequestHead, value: bytes) -> None:
-    """Read keep-alive, close, and headers that are made hop-by-hop."""
+def _read_connection(head: RequestHead, value: bytes) -> set[bytes]:
+    """Read keep-alive and close; gives the headers that are made hop-by-hop."""
     keep_alive, nominated = connection_tokens(value)
     if keep_alive is not None:
         head.keep_alive = keep_alive
-    if nominated:
-        head.lines = without(head.lines, nominated)
+    return nominated
+
+
+def _read_length(value: bytes) -> int:
+    if not _DIGITS.fullmatch(value):
+        raise bad_request("content-length: not a plain number")
+    return int(value)
+
+
+def _read_coding(head: RequestHead, value: bytes) -> None:
+    if head.http_10:
+        raise bad_request("transfer-encoding: not part of HTTP/1.0")
+    if head.chunked or value.lower() != b"chunked":
+        raise bad_request("transfer-encoding: only chunked, once, is allowed")
+    head.chunked = True

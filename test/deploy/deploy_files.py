@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -62,13 +63,12 @@ def exported_names(exposition: str) -> set[str]:
     return names
 
 
-def load_setup_env() -> ModuleType:
-    """scripts/setup_env.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "setup_env", ROOT / "scripts/setup_env.py"
-    )
+def load_script(name: str) -> ModuleType:
+    """``scripts/NAME.py`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -22,7 +22,7 @@ from .deploy_files import (
     DOCKER,
     ROOT,
     exported_names,
-    load_setup_env,
+    load_script,
     metric_names,
     queries,
 )
@@ -35,7 +35,7 @@ TASKS = 6
 @pytest.fixture(scope="module")
 def third_party() -> Path:
     """The cached folder of third-party packages: 11 GB that no test downloads."""
-    setup_env = load_setup_env()
+    setup_env = load_script("setup_env")
     base: Path = setup_env.cache_root() / "env" / setup_env.base_key()
     if not (base / "complete").exists():
         pytest.skip("no package base for this checkout: run 'make setup' first")

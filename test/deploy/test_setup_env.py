@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .deploy_files import ROOT, load_setup_env
+from .deploy_files import ROOT, load_script
 
 SCRIPT = ROOT / "scripts/setup_env.py"
 
@@ -60,12 +60,37 @@ def test_one_cache_for_environment_and_wheels(
 ) -> None:
     from patches.tools.wheel import cache_dir
 
-    setup_env = load_setup_env()
+    setup_env = load_script("setup_env")
     monkeypatch.delenv("MAKESPAN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir() == setup_env.cache_root() / "wheels"
     monkeypatch.setenv("MAKESPAN_CACHE", str(tmp_path / "mine"))
     assert cache_dir() == setup_env.cache_root() / "wheels" == tmp_path / "mine/wheels"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "upstream.toml",
+        "patches/series",
+        "python/sglang/plan_hybrid_cache.py",
+        "sgl-router/pyproject.toml",
+        "scripts/tools.txt",
+        "python/sglang_agent/side_packages.py",
+    ],
+)
+def test_an_environment_is_out_of_date_when_what_it_is_made_from_changes(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup_env = load_script("setup_env")
+    before = setup_env.wanted_stamp()
+    assert setup_env.wanted_stamp() == before
+    read = Path.read_bytes
+    edited = setup_env.ROOT / changed
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read(path) + b"#" * (path == edited)
+    )
+    assert setup_env.wanted_stamp() != before
 
 
 def test_tools_are_pinned_by_version_and_hash() -> None:

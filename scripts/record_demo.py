@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 EMULATOR = ("pyte==0.8.2", "wcwidth==0.9.4")
-COLUMNS, ROWS = 110, 42
+COLUMNS, ROWS = 110, 46
 CELL_W, CELL_H, MARGIN = 8.4, 17, 12
 STEP_S = 2.0
 """Seconds of the recording between two pictures, shown for a quarter of that."""
@@ -49,6 +49,7 @@ COLOURS = {
     "white": "#c0caf5",
     "brightblack": "#787c99",
 }
+NO_BREAK = "\u00a0"  # SVG would collapse several spaces
 INK, PAPER = "#c0caf5", "#1a1b26"
 
 Row = tuple[tuple[int, str, str], ...]
@@ -90,7 +91,8 @@ def record(command: Sequence[str]) -> Recording:
             break
         sys.stdout.write(text := decode(data))
         sys.stdout.flush()
-        events.append((time.monotonic() - started, text))
+        at = time.monotonic() - started
+        events.append((at, text.replace(f"{ROOT}/", "./")))
     if process.wait():
         raise SystemExit(f"record_demo: exit status {process.returncode}")
     return Recording(tuple(events))
@@ -178,7 +180,7 @@ def _texts(row: Row) -> str:
     return "".join(
         f'<text x="{column * CELL_W:g}" y="{CELL_H - 4}" '
         f'textLength="{len(text) * CELL_W:g}"{" " * bool(look)}{look}>'
-        f"{html.escape(text, quote=False)}</text>"
+        f"{html.escape(text, quote=False).replace(' ', NO_BREAK)}</text>"
         for column, text, look in row
     )
 
@@ -189,7 +191,7 @@ def _timing(count: int) -> str:
     total = each * (count - 1) + LAST_S
     font = "14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace"
     rules = [
-        f"svg{{font:{font};fill:{INK};white-space:pre}}",
+        f"svg{{font:{font};fill:{INK}}}",
         f".p{{visibility:hidden}}#p{count - 1}{{visibility:visible}}",
         "@media (prefers-reduced-motion:no-preference){",
     ]
@@ -220,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         curve = newest / "plots" / "completion.png"
         shutil.copyfile(curve, PICTURES / "demo-completion.png")
     text = draw(list(screens(Recording.read(cast))))
-    (PICTURES / "demo.svg").write_text(text.replace(f"{ROOT}/", "./") + "\n", "utf-8")
+    (PICTURES / "demo.svg").write_text(text + "\n", "utf-8")
     return 0
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -223,3 +224,22 @@ def test_pictures_show_what_the_pages_say() -> None:
         0,
         20,
     ]
+
+
+def test_the_recording_is_small_and_stands_alone() -> None:
+    """A browser shows it without fetching anything; it ends with the report."""
+    path = ROOT / "docs/pictures/demo.svg"
+    assert path.stat().st_size < 150_000
+    text = path.read_text("utf-8")
+    assert re.findall(r"\w+://[^\s\"'<)]+", text)[0] == "http://www.w3.org/2000/svg"
+    assert set(re.findall(r"(?:href=|url\()[\"']?([^\"')>]*)", text)) <= {
+        f"#{name}" for name in re.findall(r'id="(\w+)"', text)
+    }
+    assert "<script" not in text
+    pictures = ElementTree.fromstring(text).findall(".//*[@class='p']")
+    last = {use.get("href", "") for use in pictures[-1]}
+    rows = dict(re.findall(r'<g id="(r\d+)">(.*?)</g>', text))
+    shown = re.sub("<[^>]*>", "", "".join(rows[href[1:]] for href in last))
+    shown = shown.replace("\u00a0", " ")
+    assert "32 completed, 0 failed" in shown
+    assert not re.search(r"/(?:home|root|tmp|work)/", text)

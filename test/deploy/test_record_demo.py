@@ -42,7 +42,7 @@ def test_equal_lines_are_kept_once_and_text_is_escaped() -> None:
     text = demo.draw([[one, ()], [one, two]])
     root = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
-    assert [t.text for t in root.iter(f"{space}text")] == ["<a> & b", "two"]
+    assert [t.text for t in root.iter(f"{space}text")] == ["<a>\xa0&\xa0b", "two"]
     pictures = root.findall(".//*[@class='p']")
     assert [[use.get("href") for use in p] for p in pictures] == [
         ["#r0"],

@@ -176,7 +176,9 @@ def test_text_shares_prefixes_as_the_tokens_do() -> None:
 
 
 def test_axes_are_read_and_crossed() -> None:
-    axes = parse_axes(["ratio=0.1,0.9", "sample-concurrency=10,16"])
+    ratios = {"profile": 0.1, "default": 0.9}
+    axes = parse_axes(["ratio=profile,0.9", "sample-concurrency=10,16"], ratios)
+    assert axes["ratio"] == parse_axes(["ratio=0.1,default"], ratios)["ratio"]
     assert list(grid(axes)) == [
         {"ratio": 0.1, "sample_concurrency": 10},
         {"ratio": 0.1, "sample_concurrency": 16},
@@ -188,7 +190,14 @@ def test_axes_are_read_and_crossed() -> None:
 @pytest.mark.parametrize("word", ["colour=red", "ratio", "ratio=a", "workers=1.5"])
 def test_bad_axes_are_named(word: str) -> None:
     with pytest.raises(UsageError, match=f"sweep: '{word}'"):
-        parse_axes([word])
+        parse_axes([word], {"profile": 0.1})
+
+
+def test_a_bad_ratio_is_told_what_is_allowed() -> None:
+    with pytest.raises(UsageError, match="'ratio=best'; allowed: numbers, profile$"):
+        parse_axes(["ratio=best"], {"profile": 0.1})
+    with pytest.raises(UsageError, match="'workers=profile'; allowed: numbers$"):
+        parse_axes(["workers=profile"], {"profile": 0.1})
 
 
 def make_point(

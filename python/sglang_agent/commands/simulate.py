@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep",
         nargs="+",
         metavar="NAME=V1,V2",
-        help="simulate every combination, for instance ratio=0.1,0.9 "
+        help="simulate every combination, for instance ratio=profile,0.9 "
         "sample-concurrency=50,100 schedule-policy=fcfs,routing-prefix",
     )
     what.add_argument("--parallel", type=int, help="cells at once (default: CPUs)")
@@ -121,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate once or sweep; raises UsageError for a bad setting."""
     from sglang_agent.errors import UsageError
+    from sglang_agent.simulate.capacity import DEFAULT_RATIO
     from sglang_agent.simulate.errors import SimulationError
     from sglang_agent.simulate.sweep import parse_axes
     from sglang_agent.simulate.workers import WorkerPool
@@ -128,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
     scripts, settings, model = _read(args)
     make = _policy_factory(settings)
     make(settings.router_policy, ["worker-0"])
-    axes = parse_axes(args.sweep or [])
+    ratios = {"profile": model[0], "default": DEFAULT_RATIO}
+    axes = parse_axes(args.sweep or [], ratios)
     try:
         with WorkerPool(args.python) as pool:
             if axes:
@@ -148,7 +150,11 @@ def _read(
     import msgspec
 
     from sglang_agent.errors import UsageError
-    from sglang_agent.simulate.capacity import balanced_ratio, capacity
+    from sglang_agent.simulate.capacity import (
+        DEFAULT_RATIO,
+        balanced_ratio,
+        capacity,
+    )
     from sglang_agent.simulate.cost_model import load_deployment
     from sglang_agent.simulate.script import mean_final_context, script_of
     from sglang_agent.simulate.settings import SimulationSettings
@@ -168,7 +174,9 @@ def _read(
     context = mean_final_context(scripts)
     balanced = balanced_ratio(deployment, context)
     ratio = _ratio(args.ratio, balanced)
-    reference = capacity(deployment, ratio or 0.9, context).reference_concurrency
+    reference = capacity(
+        deployment, ratio or DEFAULT_RATIO, context
+    ).reference_concurrency
     concurrency = _concurrency(args.sample_concurrency, reference * args.workers)
     settings = SimulationSettings(
         deployment=deployment.scaled(scale),

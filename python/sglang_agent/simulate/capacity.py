@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from sglang_agent.simulate.cost_model import Deployment
 
+DEFAULT_RATIO = 0.9
+"""The engine's own ``--mamba-full-memory-ratio``."""
+
 # State slots that the engine reserves for each running request, without overlap.
 STATE_SLOTS_PER_REQUEST = {"no_buffer": 3, "extra_buffer": 4}
 

@@ -39,10 +39,13 @@ class Point(NamedTuple):
     workers: list[Any]
 
 
-def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
+def parse_axes(
+    words: Sequence[str], ratios: Mapping[str, float]
+) -> dict[str, list[Any]]:
     """Read ``name=value,value`` words; dashes and underscores are the same.
 
-    Raises :class:`UsageError` naming the word.
+    ``ratios`` are the ratios that have a name. Raises :class:`UsageError` naming the
+    word.
     """
     axes: dict[str, list[Any]] = {}
     for word in words:
@@ -51,10 +54,15 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
         if name not in AXES or not equals:
             allowed = ", ".join(axis.replace("_", "-") for axis in AXES)
             raise UsageError(f"sweep: {word!r}; allowed: NAME=V1,V2 with {allowed}")
+        named = ratios if name == "ratio" else {}
         try:
-            axes[name] = [AXES[name](value) for value in values.split(",")]
+            axes[name] = [
+                named[value] if value in named else AXES[name](value)
+                for value in values.split(",")
+            ]
         except ValueError as error:
-            raise UsageError(f"sweep: {word!r}: {error}") from error
+            allowed = ", ".join(["numbers", *named])
+            raise UsageError(f"sweep: {word!r}; allowed: {allowed}") from error
     return axes
 
 

@@ -47,6 +47,23 @@ def test_fast_forward_changes_nothing(
     assert fast.workers[0].decode_passes == slow.workers[0].decode_passes
 
 
+@pytest.mark.parametrize(("strategy", "page"), [("no_buffer", 1), ("extra_buffer", 64)])
+def test_fast_forward_goes_on_in_a_full_pool(
+    pool: WorkerPool, strategy: str, page: int
+) -> None:
+    """The tree fills the pool, so pages come from eviction, checkpoints included."""
+    trace = make_trace(8, 4, output=lambda i, k: 200 + (i * 37 + k * 91) % 150)
+    deployment = msgspec.structs.replace(
+        SMALL, cache_bytes=0.2e6, cache_strategy=strategy, page_size=page
+    )
+    settings = {"sample_concurrency": 6, "ratio": 0.9, "schedule_policy": "lpm"}
+    fast = run(pool, trace, deployment, **settings)
+    slow = run(pool, trace, deployment, fast_forward=False, **settings)
+    assert log_of(fast) == log_of(slow)
+    (worker,) = fast.workers
+    assert worker.fast_forwarded_passes > 0.7 * worker.decode_passes
+
+
 def crowded(pool: WorkerPool, **changes: object) -> SimulationResult:
     """Long answers, and an admission that hopes they will be short."""
     trace = make_trace(

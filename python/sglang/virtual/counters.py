@@ -14,25 +14,39 @@ from sglang.virtual.protocol import Statistics
 
 @dataclass
 class Meter:
-    """CPU and wall seconds spent in one function."""
+    """CPU and wall seconds spent in one function, and prompt tokens it looks up."""
 
     calls: int = 0
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    tokens: int = 0
+    inside: bool = False
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, measured."""
 
         def metered(*args: Any, **kwargs: Any) -> Any:
             cpu, wall = time.thread_time(), time.perf_counter()
+            self.inside = True
             try:
                 return function(*args, **kwargs)
             finally:
+                self.inside = False
                 self.cpu_s += time.thread_time() - cpu
                 self.wall_s += time.perf_counter() - wall
                 self.calls += 1
 
         return metered
+
+    def wrap_lookup(self, match_prefix: Callable[..., Any]) -> Callable[..., Any]:
+        """``match_prefix``, counting what the measured function looks up."""
+
+        def counted(params: Any) -> Any:
+            if self.inside:
+                self.tokens += len(params.key)
+            return match_prefix(params)
+
+        return counted
 
 
 @dataclass
@@ -88,6 +102,7 @@ class Counters:
             finished=self.finished,
             retractions=self.retractions,
             priority_calls=self.priority.calls,
+            priority_tokens=self.priority.tokens,
             priority_cpu_s=self.priority.cpu_s,
             priority_wall_s=self.priority.wall_s,
             waiting_peak=self.waiting_peak,

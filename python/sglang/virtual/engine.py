@@ -48,7 +48,9 @@ class VirtualEngine:
         self._nothing_to_run = True
         self._scheduler = boot(config, cleanup)
         policy = self._scheduler.policy
-        policy.calc_priority = self._counters.priority.wrap(policy.calc_priority)
+        priority, tree = self._counters.priority, policy.tree_cache
+        policy.calc_priority = priority.wrap(policy.calc_priority)
+        tree.match_prefix = priority.wrap_lookup(tree.match_prefix)
         self._libc = ctypes.CDLL(ctypes.util.find_library("c"))
 
     # -- what the protocol asks for ---------------------------------------------
@@ -173,7 +175,9 @@ class VirtualEngine:
         )
         # A pass starts when the one before it ends, and only before the limit.
         passes = 1 + int(np.searchsorted(ends[:-1], limit_ns, side="left"))
-        fast_forward.decode_ahead(self._scheduler, batch, passes)
+        passes = fast_forward.decode_ahead(self._scheduler, batch, passes)
+        if passes == 0:
+            return
         end_ns = int(ends[passes - 1])
         self._counters.decode(passes, count, context, end_ns - self._now_ns)
         self._counters.fast_forwarded_passes += passes

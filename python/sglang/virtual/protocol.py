@@ -174,6 +174,7 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"
     finished: int
     retractions: int
     priority_calls: int
+    priority_tokens: int
     priority_cpu_s: float
     priority_wall_s: float
     waiting_peak: int

@@ -194,9 +194,9 @@ def test_bad_axes_are_named(word: str) -> None:
 
 
 def test_a_bad_ratio_is_told_what_is_allowed() -> None:
-    with pytest.raises(UsageError, match="'ratio=best'; allowed: numbers, profile$"):
+    with pytest.raises(UsageError, match=r"'ratio=best'; allowed: numbers, profile$"):
         parse_axes(["ratio=best"], {"profile": 0.1})
-    with pytest.raises(UsageError, match="'workers=profile'; allowed: numbers$"):
+    with pytest.raises(UsageError, match=r"'workers=profile'; allowed: numbers$"):
         parse_axes(["workers=profile"], {"profile": 0.1})
 
 

@@ -219,6 +219,16 @@ def compose(*files: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_every_setting_is_documented() -> None:
+    page = (ROOT / "docs/operating.md").read_text("utf-8")
+    for name in ("compose.yaml", "compose.gpu.yaml"):
+        text = (DOCKER / name).read_text("utf-8")
+        settings = set(re.findall(r"\$\{([A-Z0-9_]+)", text))
+        shown = {re.sub("^WORKER_[0-7]_GPUS$", "WORKER_0_GPUS", s) for s in settings}
+        assert shown
+        assert not {setting for setting in shown if f"`{setting}`" not in page}
+
+
 DIGEST = "sha256:" + "0" * 64
 
 

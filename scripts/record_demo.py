@@ -5,8 +5,9 @@
 
 Writes ``docs/pictures/demo.svg`` and, after a run, the run's completion curve beside it.
 The recording is an asciicast (version 2) in ``build/``. Nothing in the picture is made
-up: it shows the program's own output, with the checkout's folder written as ``.``, waits
-cut to two seconds and the rest at a quarter of its time.
+up: it shows the program's own output, with the checkout's folder written as ``.``. Where
+the screen changes it shows one picture for every two seconds, for half a second each; a
+wait is one picture.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cast = parser.parse_args(argv).cast
     if cast is None:
         cast = ROOT / "build" / "demo.cast"
-        record(["make", "demo"]).write(cast)
+        record(["make", "--no-print-directory", "demo"]).write(cast)
         newest = max((ROOT / "runs").glob("demo-*"), key=lambda p: p.stat().st_mtime)
         curve = newest / "plots" / "completion.png"
         shutil.copyfile(curve, PICTURES / "demo-completion.png")

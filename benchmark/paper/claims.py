@@ -16,19 +16,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import (
+    C_REF,
     FIGURE_6,
     FIGURE_8,
     FIGURES,
     TABLE_2,
     TABLE_3,
     Cell,
+    Published,
     figure_3,
     mcp,
+    routed,
+    scheduled,
 )
 from reproduce import RESULTS, Store
 
 MARK_BEGIN, MARK_END = "<!-- claims -->", "<!-- end of claims -->"
-C_REF = {"swe": (0.09, 98), "bfcl": (2.26, 859), "widesearch": (0.10, 98)}
 
 
 class Claim(NamedTuple):
@@ -87,18 +90,6 @@ def text_of(value: float) -> str:
     return "time-out" if value == float("inf") else f"{value:.1f}"
 
 
-def scheduled(workload: str, policy: str, place: int = -1) -> Cell:
-    """A cell of figure 6; the last place is the highest concurrency."""
-    ratio, concurrencies, _ = FIGURE_6[workload]
-    return Cell(workload, concurrencies[place], ratio, policy, time_limit_hours=13.0)
-
-
-def routed(workload: str, router: str) -> Cell:
-    """A cell of figure 8."""
-    ratio, concurrency, _ = FIGURE_8[workload]
-    return Cell(workload, concurrency, ratio, "routing-prefix", 2, router)
-
-
 def add_figure_3(workload: str) -> None:
     """Claims about cache allocation and concurrency."""
     ratio, reference = C_REF[workload]
@@ -150,7 +141,8 @@ def add_figure_6(workload: str) -> None:
     @check("6", f"{workload}, CS {highest}: routing-prefix is the shortest", "yes")
     def shortest(store: Store) -> tuple[str, bool]:
         values = {
-            p: minutes(store, scheduled(workload, p)) for p in FIGURE_6[workload][2]
+            p: minutes(store, scheduled(workload, p, highest))
+            for p in FIGURE_6[workload][2]
         }
         listed = ", ".join(f"{p} {text_of(v)}" for p, v in values.items())
         least = min(v for p, v in values.items() if p != "routing-prefix")
@@ -159,7 +151,8 @@ def add_figure_6(workload: str) -> None:
     @check("6", f"{workload}, CS {highest}: FCFS is the longest", "yes")
     def longest(store: Store) -> tuple[str, bool]:
         values = {
-            p: minutes(store, scheduled(workload, p)) for p in FIGURE_6[workload][2]
+            p: minutes(store, scheduled(workload, p, highest))
+            for p in FIGURE_6[workload][2]
         }
         ours = f"{text_of(values['fcfs'])} against {text_of(max(v for p, v in values.items() if p != 'fcfs'))}"
         return ours, values["fcfs"] >= max(values.values())
@@ -167,7 +160,8 @@ def add_figure_6(workload: str) -> None:
     @check("6", f"{workload}: more concurrency costs routing-prefix nothing", "yes")
     def insensitive(store: Store) -> tuple[str, bool]:
         values = [
-            minutes(store, scheduled(workload, "routing-prefix", i)) for i in range(4)
+            minutes(store, scheduled(workload, "routing-prefix", concurrency))
+            for concurrency in FIGURE_6[workload][1]
         ]
         return " ".join(map(text_of, values)), values[-1] <= 1.02 * min(values)
 
@@ -176,7 +170,7 @@ def add_figure_6(workload: str) -> None:
     )
     def reuse(store: Store) -> tuple[str, bool]:
         ours, theirs = (
-            result(store, scheduled(workload, p))["reuse"]
+            result(store, scheduled(workload, p, highest))["reuse"]
             for p in ("routing-prefix", "fcfs")
         )
         return f"{ours:.1%} against {theirs:.1%}", ours > theirs
@@ -184,6 +178,7 @@ def add_figure_6(workload: str) -> None:
 
 def add_table_1(workload: str, other: str, paper: float) -> None:
     """Claims about priority-calculation time."""
+    highest = FIGURE_6[workload][1][-1]
 
     @check(
         "table 1",
@@ -192,7 +187,7 @@ def add_table_1(workload: str, other: str, paper: float) -> None:
     )
     def cost(store: Store) -> tuple[str, bool]:
         ours, theirs = (
-            result(store, scheduled(workload, p))["priority_cpu_s"]
+            result(store, scheduled(workload, p, highest))["priority_cpu_s"]
             for p in ("routing-prefix", other)
         )
         return f"{ours / theirs:.3g}", (ours < theirs) == (paper < 1)
@@ -316,7 +311,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     store = Store(options.results, options.scale)
     claims = [evaluate(store) for evaluate in CHECKS]
-    lines = [*claim_table(claims), "", *makespan_lines(store)]
+    lines = [
+        *claim_table(claims),
+        "",
+        *makespan_lines(store),
+        "",
+        cost_line(store),
+    ]
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / "claims.json").write_text(
         json.dumps([claim._asdict() for claim in claims], indent=1) + "\n"
@@ -346,20 +347,71 @@ def claim_table(claims: list[Claim]) -> Iterator[str]:
 
 
 def makespan_lines(store: Store) -> Iterator[str]:
-    """How many published makespans are met within 15%, by figure."""
+    """How many published makespans are met within 15%, by figure.
+
+    Relative means: over the reference cell of the same batch, ours and the paper's.
+    """
+    yield "| figure | cells run | time-outs of either that agree | makespans within 15% | relative makespans within 15% |"
+    yield "|---|---|---|---|---|"
+    totals = [0, 0]
     for name, figure in FIGURES.items():
-        ratios = []
-        for entry in figure():
-            found = store.get(entry.cell)
-            if found is None or entry.minutes is None or found["timed_out"]:
-                continue
-            ratios.append(found["minutes"] / entry.minutes)
-        if ratios:
-            near = sum(abs(ratio - 1) <= 0.15 for ratio in ratios)
-            yield (
-                f"- {name}: {near} of {len(ratios)} makespans within 15% of the paper's; "
-                f"ours / paper's from {min(ratios):.2f} to {max(ratios):.2f}"
-            )
+        entries = [entry for entry in figure() if entry.cell in store]
+        compared = [ratio for e in entries if (ratio := against_paper(store, e))]
+        if not entries or not any(e.minutes or e.timed_out for e in entries):
+            continue
+        relative = [r for e in entries if (r := relative_to_paper(store, e, figure()))]
+        ends = [(result(store, e.cell)["timed_out"], e.timed_out) for e in entries]
+        agree = sum(ours and theirs for ours, theirs in ends)
+        near = sum(abs(ratio - 1) <= 0.15 for ratio in relative)
+        totals[0] += near
+        totals[1] += len(relative)
+        yield (
+            f"| {name} | {len(entries)} of {len(list(figure()))} | "
+            f"{agree} of {sum(ours or theirs for ours, theirs in ends)} | "
+            f"{spread(compared)} | {spread(relative)} |"
+        )
+    if totals[1]:
+        yield ""
+        yield f"Relative makespans: {totals[0]} of {totals[1]} ({totals[0] / totals[1]:.0%}) within 15% of the paper's."
+
+
+def cost_line(store: Store) -> str:
+    """What the cells that were run have cost, and how many there are."""
+    cells = {entry.cell for figure in FIGURES.values() for entry in figure()}
+    seconds = [found["cpu_s"] for c in cells if (found := store.get(c))]
+    if not seconds:
+        return f"None of {len(cells)} cells was run."
+    return (
+        f"{len(seconds)} of {len(cells)} cells were run; their workers took "
+        f"{sum(seconds):.0f} CPU seconds, {min(seconds):.0f} to {max(seconds):.0f} a cell."
+    )
+
+
+def spread(ratios: list[float]) -> str:
+    """How many are within 15% of 1, and their range."""
+    if not ratios:
+        return "-"
+    near = sum(abs(ratio - 1) <= 0.15 for ratio in ratios)
+    return f"{near} of {len(ratios)} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def against_paper(store: Store, entry: Published) -> float | None:
+    """Our makespan over the paper's, unless one of them is missing or a time-out."""
+    found = store.get(entry.cell)
+    if found is None or entry.minutes is None or found["timed_out"]:
+        return None
+    return float(found["minutes"]) / entry.minutes
+
+
+def relative_to_paper(
+    store: Store, entry: Published, figure: Iterator[Published]
+) -> float | None:
+    """The same of the makespan over that of the reference cell."""
+    if entry.reference is None or entry.reference == entry.cell:
+        return None
+    reference = next(e for e in figure if e.cell == entry.reference)
+    here, there = against_paper(store, entry), against_paper(store, reference)
+    return here / there if here and there else None
 
 
 def rewrite(readme: Path, lines: list[str]) -> None:
@@ -378,6 +430,7 @@ def draw(store: Store, folder: Path) -> None:
         entries = [(e, store.get(e.cell)) for e in figure()]
         known = [(e, r) for e, r in entries if r is not None]
         if not known:
+            (folder / f"{name}.png").unlink(missing_ok=True)
             continue
         picture = Figure(figsize=(8, 1 + 0.22 * len(known)), layout="constrained")
         axes = picture.subplots()

@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +119,9 @@ def measure(deployment: Deployment, scale: float, pool: WorkerPool) -> np.ndarra
     At a scale, per-token and per-request costs are larger by as much as there are
     fewer tokens; the charges are given for the unscaled coefficients.
     """
-    return np.array([charges_of(cell, deployment, scale, pool) for cell in CELLS])
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        rows = threads.map(lambda c: charges_of(c, deployment, scale, pool), CELLS)
+        return np.array(list(rows))
 
 
 def charges_of(
@@ -130,6 +134,7 @@ def charges_of(
         sample_concurrency=max(1, round(cell.sample_concurrency * scale)),
         ratio=cell.ratio,
         bypass_environment=True,
+        max_new_tokens=None,
         time_limit_s=6 * 3600.0,
     )
     result = simulate(scripts, settings, lambda names: make_policy("lbch", names), pool)

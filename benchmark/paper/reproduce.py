@@ -26,7 +26,7 @@ from sglang_agent.report import build_report
 from sglang_agent.simulate import SimulationSettings, load_deployment, simulate
 from sglang_agent.simulate.script import script_of
 from sglang_agent.simulate.workers import WorkerPool
-from sglang_agent.simulate.workloads import generate
+from sglang_agent.simulate.workloads import WORKLOADS, generate
 
 COST_MODEL = "h20-tp4-ling-3.0-flash"
 RESULTS = Path(__file__).parent / "results"
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=Fraction, default=Fraction(1, 8))
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--seed", type=int, default=0, help="of the traces")
     parser.add_argument("--workloads", nargs="+", help="only cells of these workloads")
     parser.add_argument(
         "--parallel",
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [p.cell for name in options.figures for p in FIGURES[name]()]
     if options.workloads:
         wanted = [cell for cell in wanted if cell.workload in options.workloads]
-    store = Store(options.output, options.scale)
+    store = Store(options.output, options.scale, options.seed)
     missing = [cell for cell in dict.fromkeys(wanted) if cell not in store]
     print(
         f"{len(set(wanted))} cells, {len(missing)} to run at scale {options.scale}",
@@ -58,7 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not missing:
         return 0
     with WorkerPool() as pool, ThreadPoolExecutor(options.parallel) as threads:
-        futures = {threads.submit(run, c, options.scale, pool): c for c in missing}
+        futures = {
+            threads.submit(run, cell, options.scale, pool, options.seed): cell
+            for cell in missing
+        }
         for number, future in enumerate(as_completed(futures), start=1):
             if future.exception() is not None:
                 threads.shutdown(cancel_futures=True)
@@ -69,14 +73,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Store:
-    """One JSON file per scale: results by the cell's key."""
+    """One JSON file per scale and seed: results by the cell's key."""
 
-    def __init__(self, folder: Path, scale: Fraction) -> None:
-        name = str(scale).replace("/", "-")
+    def __init__(self, folder: Path, scale: Fraction, seed: int = 0) -> None:
+        name = str(scale).replace("/", "-") + (f"-seed-{seed}" if seed else "")
         self._path = folder / f"scale-{name}.json"
-        self._results: dict[str, Any] = {}
+        self._results = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         if self._path.exists():
-            self._results = json.loads(self._path.read_text())
+            found = json.loads(self._path.read_text())
+        return found
 
     def __contains__(self, cell: Cell) -> bool:
         return cell.key in self._results
@@ -87,8 +95,8 @@ class Store:
         return found
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
-        """Keep a result at once."""
-        self._results[cell.key] = result
+        """Keep a result at once, beside what another run has added meanwhile."""
+        self._results = self._read() | {cell.key: result}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
             f" {json.dumps(key)}: {json.dumps(value)}"
@@ -99,10 +107,11 @@ class Store:
         beside.replace(self._path)
 
 
-def run(cell: Cell, scale: Fraction, pool: WorkerPool) -> dict[str, Any]:
+def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[str, Any]:
     """Simulate one batch."""
     share = 1.0 if cell.env_concurrency is not None else float(scale)
-    scripts = [script_of(record) for record in generate(cell.workload, scale=share)]
+    trace = generate(cell.workload, scale=share, seed=seed)
+    scripts = [script_of(record) for record in trace]
     settings = SimulationSettings(
         deployment=load_deployment(COST_MODEL).scaled(share),
         sample_concurrency=max(1, round(cell.sample_concurrency * share)),
@@ -112,7 +121,8 @@ def run(cell: Cell, scale: Fraction, pool: WorkerPool) -> dict[str, Any]:
         ratio=cell.ratio,
         env_concurrency=cell.env_concurrency,
         job_order=cell.job_order,
-        bypass_environment=cell.env_concurrency is None,
+        bypass_environment=WORKLOADS[cell.workload].environment_mean_s is None,
+        max_new_tokens=None,
         time_limit_s=cell.time_limit_hours * 3600,
     )
     began = time.perf_counter()
@@ -141,6 +151,9 @@ def run(cell: Cell, scale: Fraction, pool: WorkerPool) -> dict[str, Any]:
         "gamma": report.gamma and round(report.gamma, 4),
         "ttft_s": round(report.first_token_s.mean, 3),
         "priority_cpu_s": round(sum(w.priority_cpu_s for w in result.workers), 3),
+        "priority_million_tokens": round(
+            sum(w.priority_tokens for w in result.workers) / 1e6, 1
+        ),
         "retractions": sum(w.retractions for w in result.workers),
         "scale": share,
         "pools": msgspec.to_builtins(result.pools),

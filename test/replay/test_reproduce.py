@@ -101,3 +101,37 @@ def test_the_fit_finds_the_costs_it_was_given(load) -> None:
     assert found.pass_s == pytest.approx(0.02, rel=1e-3)
     assert found.decode_request_s == pytest.approx(7e-4, rel=1e-3)
     assert abs(fit.relative_errors(charges, found)).max() < 1e-6
+
+
+def test_two_runs_keep_each_others_results(load, tmp_path) -> None:
+    reproduce, figures = load("reproduce"), load("figures")
+    first, second = [entry.cell for entry in figures.figure_8()][:2]
+    one = reproduce.Store(tmp_path, Fraction(1, 8))
+    other = reproduce.Store(tmp_path, Fraction(1, 8))
+    one.add(first, {"minutes": 1.0})
+    other.add(second, {"minutes": 2.0})
+    kept = reproduce.Store(tmp_path, Fraction(1, 8))
+    assert first in kept
+    assert second in kept
+    assert first not in reproduce.Store(tmp_path, Fraction(1, 8), seed=1)
+
+
+def test_makespans_are_compared_over_the_reference_of_their_batch(
+    load, tmp_path
+) -> None:
+    claims, reproduce, figures = load("claims"), load("reproduce"), load("figures")
+    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    for router, minutes in (("lbch", 40.0), ("cache_aware", 50.0)):
+        result = {"minutes": minutes, "timed_out": False, "cpu_s": 7.0}
+        store.add(figures.routed("swe", router), result)
+    entries = {e.cell: e for e in figures.figure_8()}
+    entry = entries[figures.routed("swe", "cache_aware")]
+    assert claims.against_paper(store, entry) == pytest.approx(50 / 84.1)
+    found = claims.relative_to_paper(store, entry, figures.figure_8())
+    assert found == pytest.approx((50 / 40) / (84.1 / 72.7))
+    reference = entries[figures.routed("swe", "lbch")]
+    assert claims.relative_to_paper(store, reference, figures.figure_8()) is None
+    lines = list(claims.makespan_lines(store))
+    assert any("figure-8" in line and "2 of 9" in line for line in lines)
+    assert "2 of" in claims.cost_line(store)
+    assert "14 CPU seconds" in claims.cost_line(store)

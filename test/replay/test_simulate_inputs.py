@@ -1,10 +1,13 @@
 """Traces, workloads, cost models and settings of the simulator."""
 
+import itertools
+import statistics
+
 import msgspec
 import pytest
 
 from sglang_agent.errors import UsageError
-from sglang_agent.records import InferenceStage
+from sglang_agent.records import InferenceStage, TrajectoryRecord
 from sglang_agent.report import build_report
 from sglang_agent.simulate.advice import advice
 from sglang_agent.simulate.capacity import balanced_ratio, capacity
@@ -32,6 +35,27 @@ def test_workloads_meet_the_published_marginals(name: str) -> None:
     assert mean == pytest.approx(workload.final_context_tokens, rel=1e-4)
 
 
+@pytest.mark.parametrize("task_sigma", [0.0, 0.4])
+def test_environment_times_keep_their_mean(
+    monkeypatch: pytest.MonkeyPatch, task_sigma: float
+) -> None:
+    workload = WORKLOADS["mcp_atlas"]._replace(environment_task_sigma=task_sigma)
+    monkeypatch.setitem(WORKLOADS, "mcp_atlas", workload)
+    jobs = [
+        [turn.job.duration_s for turn in script_of(record).turns if turn.job]
+        for record in generate("mcp_atlas")
+    ]
+    everything = list(itertools.chain.from_iterable(jobs))
+    assert statistics.fmean(everything) == pytest.approx(
+        workload.environment_mean_s, rel=0.1
+    )
+    # A shared factor makes whole trajectories slow or fast.
+    means = [statistics.fmean(j) for j in jobs if len(j) >= 10]
+    assert (statistics.stdev(means) > 0.35 * statistics.fmean(means)) == (
+        task_sigma > 0
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "ratio", "concurrency"),
     [("swe", 0.09, 98), ("bfcl", 2.26, 859), ("widesearch", 0.10, 98)],
@@ -54,9 +78,23 @@ def test_equal_seeds_give_equal_traces() -> None:
     assert generate("swe", scale=0.1, seed=3) != generate("swe", scale=0.1, seed=4)
 
 
-def test_a_scaled_workload_is_the_beginning_of_the_whole_one() -> None:
-    whole, part = generate("widesearch"), generate("widesearch", scale=0.25)
-    assert part == whole[:50]
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_scaled_workload_is_like_the_whole_one(name: str) -> None:
+    whole, part = generate(name), generate(name, scale=1 / 8)
+    kept = {record.label for record in part}
+    assert [record for record in whole if record.label in kept] == part
+    for measure in (_turns, _input_tokens):
+        assert sum(map(measure, part)) * len(whole) / len(part) == pytest.approx(
+            sum(map(measure, whole)), rel=0.06
+        )
+
+
+def _turns(record: TrajectoryRecord) -> int:
+    return sum(isinstance(stage, InferenceStage) for stage in record.stages)
+
+
+def _input_tokens(record: TrajectoryRecord) -> int:
+    return sum(s.input_tokens for s in record.stages if isinstance(s, InferenceStage))
 
 
 @pytest.mark.parametrize(("name", "scale"), [("nope", 1.0), ("swe", 0.0), ("swe", 1.5)])

@@ -158,6 +158,7 @@ def _read(
     from sglang_agent.simulate.cost_model import load_deployment
     from sglang_agent.simulate.script import mean_final_context, script_of
     from sglang_agent.simulate.settings import SimulationSettings
+    from sglang_agent.simulate.workloads import share_of
     from sglang_agent.trace import read_trace
 
     scale = float(args.scale)
@@ -198,7 +199,7 @@ def _read(
     )
     best_reference = capacity(deployment, balanced, context).reference_concurrency
     model = (balanced, max(1, round(best_reference * args.workers * scale)))
-    return scripts[: max(1, round(len(scripts) * scale))], settings, model
+    return [script_of(r) for r in share_of(records, scale)], settings, model
 
 
 def _ratio(text: str, balanced: float) -> float | None:

@@ -42,8 +42,10 @@ _REASONS = {
 }
 
 
-class ClientConnection(asyncio.Protocol):
-    """One connection of a client.
+class ClientConnection:
+    """One connection of a client: an :class:`asyncio.Protocol` in all but name.
+
+    Without a base class of the interpreter it can be compiled to a native one.
 
     Attributes:
         exchange: the request under way, None between requests.

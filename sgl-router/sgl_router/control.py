@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,7 @@ from starlette.routing import Route
 from sgl_router import metrics
 from sgl_router.exchange import no_worker
 from sgl_router.gateway import Gateway
+from sgl_router.probes import parse_report
 from sgl_router.workers import Worker, WorkerError, parse_worker_url
 
 FAN_OUT_TIMEOUT_S = 30.0
@@ -123,13 +126,25 @@ class _Control:
         return PlainTextResponse(metrics.render(self._gateway))
 
     async def models(self, request: Request) -> Response:
-        found: dict[object, dict[str, object]] = {}
-        for worker in self._gateway.pool.by_url.values():
-            for model in worker.report.models:
-                found.setdefault(model.get("id"), model)
-        if not found and not self._gateway.pool.loads:
+        pool = self._gateway.pool
+        known = [
+            model for worker in pool.by_url.values() for model in worker.report.models
+        ]
+        if known:
+            return _model_list(known)
+        if not pool.loads:
             return self._unavailable()
-        return JSONResponse({"object": "list", "data": list(found.values())})
+        return await self._models_for(request)
+
+    async def _models_for(self, request: Request) -> Response:
+        """Models of workers that show them only to clients with their key."""
+        workers = tuple(self._gateway.pool.by_url.values())
+        answers = await self._ask_all(workers, "GET", request, b"")
+        shown = [body for status, body in answers if status == 200]
+        if not shown:
+            status, body = answers[0]
+            return Response(body, status, media_type="application/json")
+        return _model_list(model for body in shown for model in parse_models(body))
 
     async def loads(self, request: Request) -> Response:
         return JSONResponse(
@@ -205,22 +220,29 @@ class _Control:
         if (refused := self._unauthorized(request)) is not None:
             return refused
         body = await request.body()
-        workers = {worker.url: worker for worker in self._gateway.pool}
+        workers = tuple(self._gateway.pool)
         if not workers:
             return self._unavailable()
-        async with asyncio.TaskGroup() as tasks:
-            asked = {
-                url: tasks.create_task(self._ask(worker, "POST", request, body))
-                for url, worker in workers.items()
-            }
-        results = []
-        for url, task in asked.items():
-            status, answer = task.result()
-            results.append({"worker": url, "status": status, "body": _readable(answer)})
+        answers = await self._ask_all(workers, "POST", request, body)
+        results = [
+            {"worker": worker.url, "status": status, "body": _readable(answer)}
+            for worker, (status, answer) in zip(workers, answers, strict=True)
+        ]
         failed = [result for result in results if result["status"] != 200]
         return JSONResponse(
             {"success": not failed, "workers": results}, 502 if failed else 200
         )
+
+    async def _ask_all(
+        self, workers: Sequence[Worker], method: str, request: Request, body: bytes
+    ) -> list[tuple[int, bytes]]:
+        """Every worker's answer, in their order."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(self._ask(worker, method, request, body))
+                for worker in workers
+            ]
+        return [task.result() for task in asked]
 
     async def _ask(
         self, worker: Worker, method: str, request: Request, body: bytes
@@ -268,6 +290,22 @@ def _accepted(worker: Worker) -> dict[str, str]:
         "url": worker.url,
         "location": f"/workers/{worker.id}",
     }
+
+
+def _model_list(models: Iterable[dict[str, object]]) -> Response:
+    """Each model once, as OpenAI lists them."""
+    by_id: dict[object, dict[str, object]] = {}
+    for model in models:
+        by_id.setdefault(model.get("id"), model)
+    return JSONResponse({"object": "list", "data": list(by_id.values())})
+
+
+def parse_models(body: bytes) -> tuple[dict[str, object], ...]:
+    """The models in a worker's answer; none when it is not a model list."""
+    try:
+        return parse_report(None, json.loads(body)).models
+    except ValueError:
+        return ()
 
 
 def _readable(body: bytes) -> str:

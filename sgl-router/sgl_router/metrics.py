@@ -245,8 +245,8 @@ class GatewayCollector(Collector):
         ):
             family_ = CounterMetricFamily(name, text, labels=["worker", label])
             for worker in workers:
-                for value, count in getattr(worker, attribute).items():
-                    shown = f"{value}xx" if attribute == "responses" else value
+                for key, count in getattr(worker, attribute).items():
+                    shown = f"{key}xx" if attribute == "responses" else key
                     family_.add_metric([worker.url, shown], count)
             yield family_
 

@@ -15,6 +15,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import aiohttp
 import uvicorn
@@ -164,7 +165,7 @@ async def running(settings: Settings) -> AsyncIterator[RunningGateway]:
         tasks.start(gateway.sweep_forever())
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: ClientConnection(gateway),
+            lambda: cast(asyncio.Protocol, ClientConnection(gateway)),
             sock=sockets[0],
             ssl=client_tls,
             backlog=LISTEN_BACKLOG,

@@ -39,8 +39,11 @@ WRITE_BUFFER_BYTES = 512 * 1024
 _NO_BODY = NoBody()
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """One connection to a worker; carries one exchange at a time."""
+class UpstreamConnection:
+    """One connection to a worker; carries one exchange at a time.
+
+    An :class:`asyncio.Protocol` in all but name, like the client's.
+    """
 
     __slots__ = (
         "_buffer",
@@ -290,15 +293,15 @@ class Backend:
             OSError: it cannot be made (refused, unreachable, bad certificate).
         """
         loop = asyncio.get_running_loop()
+        connection = UpstreamConnection(self)
+        protocol = cast(asyncio.Protocol, connection)
         if self.unix_path is not None:
-            _, connection = await loop.create_unix_connection(
-                lambda: UpstreamConnection(self), self.unix_path
+            await loop.create_unix_connection(lambda: protocol, self.unix_path)
+        else:
+            await loop.create_connection(
+                lambda: protocol, self.host, self.port, ssl=self.tls
             )
-            return connection
-        _, connection = await loop.create_connection(
-            lambda: UpstreamConnection(self), self.host, self.port, ssl=self.tls
-        )
-        no_delay(connection.transport)
+            no_delay(connection.transport)
         return connection
 
     def take(self) -> UpstreamConnection | None:

@@ -106,6 +106,7 @@ class StubWorker:
         self.connections = 0
         self.healthy = True
         self.info: dict[str, Any] = {}
+        self.key: str | None = None  # what all but /health asks for, like --api-key
         self.answer: Answer = echo
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -156,7 +157,11 @@ class StubWorker:
         if seen.target in ("/health", "/server_info", "/get_server_info", "/v1/models"):
             self.probes += 1
             body = json.dumps(self.info).encode()
-            await Wire(reader, writer).respond(body, 200 if self.healthy else 503)
+            status = 200 if self.healthy else 503
+            if self.key is not None and seen.target != "/health":
+                given = seen.header("authorization")
+                status = status if given == f"Bearer {self.key}" else 401
+            await Wire(reader, writer).respond(body, status)
             return True
         seen.body = await read_body(reader, seen.headers)
         self.seen.append(seen)

@@ -63,6 +63,24 @@ async def test_worker_list_carries_what_workers_report():
         assert (await call(made, "GET", f"/workers/{first['id']}"))[1] == first
 
 
+async def test_models_of_keyed_workers_are_shown_to_who_has_the_key():
+    workers = [StubWorker(), StubWorker()]
+    for worker in workers:
+        worker.key = "sesame"
+        worker.info = {"data": [{"id": "the-model"}]}
+    async with bench(workers) as made:
+        status, _ = await call(made, "GET", "/v1/models")
+        assert status == 401
+        keyed = {"authorization": "Bearer sesame"}
+        status, models = await call(made, "GET", "/v1/models", **keyed)
+        assert (status, models["data"]) == (200, [{"id": "the-model"}])
+        workers[1].key = "other"  # one that answers is enough
+        status, models = await call(made, "GET", "/v1/models", **keyed)
+        assert (status, models["data"]) == (200, [{"id": "the-model"}])
+        # what one client may see is not remembered for the next
+        assert (await call(made, "GET", "/v1/models"))[0] == 401
+
+
 @pytest.mark.parametrize(
     ("info", "reference", "running"),
     [

@@ -17,12 +17,16 @@ RIVALS = {"smg": "1.13.0", "sglang-router": "0.3.2"}
 DEBIAN = ("haproxy", "nginx-light")
 
 
+Command = Callable[[int, Sequence[int], Path], list[str]]
+"""Gives an argument list from the port, the workers' ports and a work folder."""
+
+
 @dataclass(frozen=True)
 class Contender:
-    """One gateway: ``command`` gives the argument list for ports and a work folder."""
+    """One gateway; no command means none in between."""
 
     name: str
-    command: Callable[[int, Sequence[int], Path], list[str]] | None
+    command: Command | None
     version: Callable[[], str]
 
 
@@ -34,17 +38,41 @@ def worker_urls(ports: Sequence[int]) -> list[str]:
     return [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def ours(port: int, workers: Sequence[int], folder: Path) -> list[str]:
+COMPILED = ROOT / "build/bench-router/compiled"
+"""Where the compiled build of the gateway lies."""
+
+
+def ours(package: Path) -> Command:
     """The gateway of this repository with everything on: metrics, logs, limits."""
-    return [
-        sys.executable, "-m", "sgl_router.launch_router", "--port", str(port),
-        "--prometheus-port", str(port + 1), "--policy", "lbch",
-        "--max-concurrent-requests", "100000", "--health-check-interval-secs", "60",
-        "--worker-urls", *worker_urls(workers),
-    ]  # fmt: skip
+
+    def command(port: int, workers: Sequence[int], folder: Path) -> list[str]:
+        if not (package / "sgl_router").is_dir():
+            raise Missing(f"{package} is missing; run with --install")
+        return [
+            "env", f"PYTHONPATH={package}", sys.executable,
+            "-m", "sgl_router.launch_router", "--port", str(port),
+            "--prometheus-port", str(port + 1), "--policy", "lbch",
+            "--max-concurrent-requests", "100000",
+            "--health-check-interval-secs", "60", "--worker-urls", *worker_urls(workers),
+        ]  # fmt: skip
+
+    return command
 
 
-def smg(*options: str) -> Callable[[int, Sequence[int], Path], list[str]]:
+def compile_ours() -> None:
+    """Build this checkout's gateway with its data path compiled."""
+    source = COMPILED.with_name("source")
+    for folder in (source, COMPILED):
+        shutil.rmtree(folder, ignore_errors=True)
+    left_out = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "sgl-router", source, ignore=left_out)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation"]
+    command += ["--no-deps", "--target", str(COMPILED), str(source)]
+    environment = os.environ | {"SGL_ROUTER_COMPILE": "1"}
+    subprocess.run(command, check=True, env=environment)
+
+
+def smg(*options: str) -> Command:
     """The shepherd model gateway, hashing on the same header."""
 
     def command(port: int, workers: Sequence[int], folder: Path) -> list[str]:
@@ -76,6 +104,7 @@ defaults
   timeout client 600s
   timeout server 600s
   option http-keep-alive
+  option http-no-delay
 frontend in
   bind 127.0.0.1:{port}
   default_backend workers
@@ -163,6 +192,7 @@ def program(name: str) -> str:
 
 def install() -> None:
     """Fetch what is missing: wheels into their own environment, the rest by apt."""
+    compile_ours()
     for wheel, version in RIVALS.items():
         folder = venv_folder(wheel)
         if not (folder / "bin/smg").exists():
@@ -192,7 +222,8 @@ def _our_version() -> str:
 
 CONTENDERS = (
     Contender("direct", None, lambda: "no proxy"),
-    Contender("ours", ours, _our_version),
+    Contender("ours", ours(ROOT / "sgl-router"), _our_version),
+    Contender("ours compiled", ours(COMPILED), _our_version),
     Contender("smg", smg(), _wheel_version("smg")),
     Contender(
         "smg streaming",

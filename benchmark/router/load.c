@@ -7,7 +7,8 @@
  * microseconds (median and 99th percentile). "stream" asks for an event stream. With
  * "once" each connection sends a single request and keeps its connection; the run ends
  * when all are done or after SECONDS.
- * Every request carries one of 1,000 labels.
+ * Every request carries one of 1,000 labels, and its body has up to 63 blanks more than
+ * BODY_BYTES, so that lengths differ as they do in life.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,13 +26,16 @@
 
 struct conn {
     int fd, in_body, chunked, head_len, writing;
-    long left, sent;
+    long left, sent, extra;
+    int label;
     uint64_t start_ns;
     char head[16384];
     char tail[8];
 };
 
-static char *request;
+#define MAX_EXTRA 64
+
+static char *request, *label_at, *length_at;
 static long request_len, body_bytes;
 static int port, connections, once, epoll_fd, finished;
 static long requests, errors, chunks;
@@ -67,22 +71,25 @@ static void watch(struct conn *c, int out) {
     epoll_ctl(epoll_fd, EPOLL_CTL_MOD, c->fd, &e);
 }
 
-static char *labelled(long *len) {
-    static char *copy;
-    if (!copy) copy = malloc(request_len + 64);
+static void choose(struct conn *c) {
     seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
-    memcpy(copy, request, request_len);
-    char *label = strstr(copy, "label-");
-    char digits[8];
-    snprintf(digits, sizeof digits, "%03d", (int)(seed % 1000));
-    memcpy(label + 6, digits, 3);
-    *len = request_len;
-    return copy;
+    c->label = seed % 1000;
+    c->extra = (seed >> 32) % MAX_EXTRA;
+}
+
+/* The shared request with this connection's label and length in it. */
+static char *prepared(struct conn *c) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%03d", c->label);
+    memcpy(label_at, digits, 3);
+    int width = snprintf(digits, sizeof digits, "%ld", body_bytes + c->extra);
+    memcpy(length_at, digits, width);
+    return request;
 }
 
 static void write_more(struct conn *c) {
-    long len;
-    char *data = labelled(&len);
+    long len = request_len + c->extra;
+    char *data = prepared(c);
     while (c->sent < len) {
         long n = send(c->fd, data + c->sent, len - c->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0) {
@@ -96,6 +103,7 @@ static void write_more(struct conn *c) {
 
 static void begin(struct conn *c) {
     c->sent = c->head_len = c->in_body = 0;
+    choose(c);
     c->start_ns = now_ns();
     write_more(c);
 }
@@ -202,7 +210,12 @@ int main(int argc, char **argv) {
                              "\"messages\":[{\"role\":\"user\",\"content\":\"", stream);
     static const char end[] = "\"}]}";
     if (body_bytes < 200) body_bytes = 200;
-    request = malloc(body_bytes + 1024);
+    if (snprintf(NULL, 0, "%ld", body_bytes) !=
+        snprintf(NULL, 0, "%ld", body_bytes + MAX_EXTRA - 1)) {
+        fprintf(stderr, "load: BODY_BYTES and 63 more must have as many digits\n");
+        return 2;
+    }
+    request = malloc(body_bytes + 1024 + MAX_EXTRA);
     request_len = sprintf(request,
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         "Content-Type: application/json\r\nAccept: */*\r\n"
@@ -211,8 +224,10 @@ int main(int argc, char **argv) {
     memset(request + request_len, 'y', body_bytes);
     memcpy(request + request_len, start, start_len);
     memcpy(request + request_len + body_bytes - (sizeof end - 1), end, sizeof end - 1);
+    label_at = strstr(request, "label-") + 6;
+    length_at = strstr(request, "Content-Length: ") + 16;
     request_len += body_bytes;
-    request[request_len] = 0;
+    memset(request + request_len, ' ', MAX_EXTRA);
     latency = malloc(SAMPLES * sizeof *latency);
     delay = malloc(SAMPLES * sizeof *delay);
     epoll_fd = epoll_create1(0);

@@ -184,7 +184,8 @@ def reading(parser, data):
         parsed, length = parser.parse(data)
     except MessageError as error:
         return error.status, error.code
-    return {name: getattr(parsed, name) for name in parsed.__slots__}, length
+    names = (name for name in dir(parsed) if not name.startswith("_"))
+    return {name: getattr(parsed, name) for name in names}, length
 
 
 @given(st.lists(st.lists(st.sampled_from(LINES), max_size=5), max_size=8), st.data())

@@ -61,15 +61,17 @@ def ours(package: Path) -> Command:
 
 def compile_ours() -> None:
     """Build this checkout's gateway with its data path compiled."""
-    source = COMPILED.with_name("source")
-    for folder in (source, COMPILED):
+    source, built = COMPILED.with_name("source"), COMPILED.with_name("built")
+    for folder in (source, built):
         shutil.rmtree(folder, ignore_errors=True)
     left_out = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "sgl-router", source, ignore=left_out)
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation"]
-    command += ["--no-deps", "--target", str(COMPILED), str(source)]
+    command += ["--no-deps", "--target", str(built), str(source)]
     environment = os.environ | {"SGL_ROUTER_COMPILE": "1"}
     subprocess.run(command, check=True, env=environment)
+    shutil.rmtree(COMPILED, ignore_errors=True)
+    built.rename(COMPILED)
 
 
 def smg(*options: str) -> Command:

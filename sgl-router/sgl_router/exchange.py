@@ -41,6 +41,7 @@ class Exchange:
         content_length: bytes of its body when it gave a length.
         client: the connection it came on.
         label: the trajectory label, None without a valid one.
+        connection: what carries the attempt under way, once it has been sent.
         worker: the worker it is counted on now; None before selection and after release.
         retryable: whether the body can still be sent again from the start.
         request_complete: whether the body's last byte has arrived.
@@ -49,7 +50,6 @@ class Exchange:
 
     __slots__ = (
         "_connecting",
-        "_connection",
         "_framer",
         "_held",
         "_held_bytes",
@@ -63,6 +63,7 @@ class Exchange:
         "attempts",
         "backend",
         "client",
+        "connection",
         "content_length",
         "dechunk",
         "error_code",
@@ -122,7 +123,7 @@ class Exchange:
         self._waits_for_body = self._stale_retried = False
         self._pending_head = b""
         self._framer: Framer | None = None
-        self._connection: UpstreamConnection | None = None
+        self.connection: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
 
@@ -212,7 +213,7 @@ class Exchange:
         settings = self.gateway.settings
         if self.received_bytes > settings.max_payload_bytes:
             raise self._too_large()
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
             connection.transport.write(data)
             if not self.retryable:
@@ -270,9 +271,13 @@ class Exchange:
         self._attempt()
 
     def _attempt(self) -> None:
-        worker = self._select()
+        pool, target = self.gateway.pool, self.head.target_worker
+        if target is None:
+            worker = pool.select(self.label, self.tried, self.text)
+        else:
+            worker = self._select_target(target)
         if worker is None:
-            self.refuse(no_worker(len(self.gateway.pool)))
+            self.refuse(no_worker(len(pool)))
             return
         self.worker = worker
         self.worker_url = worker.url
@@ -284,13 +289,11 @@ class Exchange:
         self._retry_timer = None
         self._attempt()
 
-    def _select(self) -> Worker | None:
-        pool, target = self.gateway.pool, self.head.target_worker
-        if target is None:
-            return pool.select(self.label, self.tried, self.text)
+    def _select_target(self, target: bytes) -> Worker | None:
+        """The worker that the client asks for, for one attempt only."""
         if self.tried or not target.isdigit():
             return None
-        return pool.select_index(int(target[:9]))
+        return self.gateway.pool.select_index(int(target[:9]))
 
     def _connect(self, *, fresh: bool = False) -> None:
         connection = None if fresh else self.backend.take()
@@ -319,7 +322,7 @@ class Exchange:
             self._attempt_failed("connect", f"connecting failed: {reason}")
 
     def _send(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
+        self.connection = connection
         connection.attach(self)
         if self.client.write_paused_s:
             connection.pause_reading()
@@ -351,7 +354,7 @@ class Exchange:
     def _attempt_failed(self, stage: str, message: str, status: int = 502) -> None:
         """The worker gave no usable answer and the client has seen nothing yet."""
         worker = self.worker
-        self._connection = None
+        self.connection = None
         if worker is not None:
             self.gateway.worker_failed(worker, stage)
             message = f"worker {worker.url}: {message}"
@@ -384,7 +387,7 @@ class Exchange:
         self, connection: UpstreamConnection, *, answered: bool
     ) -> None:
         """The worker closed the connection before its answer's head was whole."""
-        self._connection = None
+        self.connection = None
         stale = connection.reused and not answered and not self._stale_retried
         if stale and self.retryable:  # it closed an idle connection as we picked it
             self._stale_retried = True
@@ -397,7 +400,7 @@ class Exchange:
         if not self.answer_started:
             self._attempt_failed("head", reason)
             return
-        self._connection = None
+        self.connection = None
         self.error_code = "worker_body"
         if self.worker is not None:
             self.gateway.worker_failed(self.worker, "body")
@@ -434,12 +437,12 @@ class Exchange:
 
     def _asks_another(self, worker: Worker) -> bool:
         """Whether another worker is asked instead of passing a failure on."""
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         if not self._may_retry(worker):
             self.gateway.counts.retries_exhausted += self.attempts > 1
             return False
-        self._connection = None
+        self.connection = None
         connection.detach()
         self._schedule_retry(worker)
         return True
@@ -481,7 +484,7 @@ class Exchange:
         """Pass the answer's last bytes on and finish."""
         self.answer_bytes(data)
         now_s = time.monotonic()
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             connection.recycle(self.request_complete, now_s)
         self._finish(now_s)
@@ -489,13 +492,13 @@ class Exchange:
 
     def pause_answer(self) -> None:
         """The client reads too slowly: stop reading from the worker."""
-        if self._connection is not None:
-            self._connection.pause_reading()
+        if self.connection is not None:
+            self.connection.pause_reading()
 
     def resume_answer(self) -> None:
         """Undo :meth:`pause_answer`."""
-        if self._connection is not None:
-            self._connection.resume_reading()
+        if self.connection is not None:
+            self.connection.resume_reading()
 
     # Endings of the exchange.
 
@@ -542,7 +545,7 @@ class Exchange:
             self.client.abort()
 
     def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             connection.abort()
         self._connecting = None  # a connection under way goes to the pool

@@ -20,6 +20,7 @@ from typing import cast
 import aiohttp
 import uvicorn
 
+from sgl_router import exchange
 from sgl_router.access_log import AccessLog
 from sgl_router.client import ClientConnection
 from sgl_router.config import Settings, SettingsError, TlsSettings
@@ -287,7 +288,7 @@ async def serve(settings: Settings) -> None:
         scheme = "https" if settings.tls.cert_path else "http"
         log.info(
             "gateway on %s://%s:%d, metrics on port %d, policy %s, %d workers, "
-            "routing key from %s",
+            "routing key from %s, data path %s",
             scheme,
             settings.host,
             running_gateway.port,
@@ -295,6 +296,7 @@ async def serve(settings: Settings) -> None:
             settings.policy,
             len(settings.worker_urls),
             ", ".join(settings.routing_key_headers),
+            "interpreted" if exchange.__file__.endswith(".py") else "compiled",
         )
         warn_if_open(settings)
         keep_freed_memory()

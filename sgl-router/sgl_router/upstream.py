@@ -154,7 +154,8 @@ class UpstreamConnection:
         if head.status < 200:
             self._read_interim(exchange, head, data[end:])
             return
-        length = 0 if head.bodyless(exchange.head.method) else given
+        bodyless = head.bodyless or exchange.head.method == b"HEAD"
+        length = 0 if bodyless else given
         until_close = length is None and not head.chunked
         self._keep_alive = head.keep_alive and not until_close
         whole = len(data) - end == length  # as most answers are

@@ -22,8 +22,6 @@ MAX_KNOWN_BYTES = 2048
 MAX_LENGTH_DIGITS = 18
 """Most digits of a length."""
 
-_SPELLINGS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
-
 
 class ReadHead(Protocol):
     """What reading a head gives."""
@@ -82,13 +80,13 @@ class KnownHeads(Generic[Head]):
 
 def cut_length(head: bytes) -> tuple[bytes, int | None]:
     """A head without its Content-Length and that length, if it is written plainly."""
-    for spelling in _SPELLINGS:
-        before, found, after = head.partition(spelling)
-        if found:
-            digits, end, tail = after.partition(b"\r\n")
-            if digits.isdigit() and len(digits) <= MAX_LENGTH_DIGITS:
-                folded = tail[:1] in (b" ", b"\t")
-                return (head, None) if folded else (before + end + tail, int(digits))
+    before, found, after = head.partition(b"\r\nContent-Length: ")
+    if not found:
+        before, _, after = head.partition(b"\r\ncontent-length: ")
+    digits, end, tail = after.partition(b"\r\n")
+    folded = tail[:1] in b" \t"  # true as well when nothing follows
+    if digits.isdigit() and len(digits) <= MAX_LENGTH_DIGITS and not folded:
+        return before + end + tail, int(digits)
     return head, None
 
 

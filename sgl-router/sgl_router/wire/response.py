@@ -35,12 +35,15 @@ class ResponseHead:
         status: the status code.
         start: the status line as the client gets it, without its CRLF.
         lines: header lines to pass on, each ending in CRLF; no framing.
+        bodyless: whether no body follows whatever the headers say (RFC 9112, 6.3);
+            none follows the answer to a HEAD either.
         chunked: whether the body is chunked.
         keep_alive: whether the worker keeps the connection.
         has_request_id: whether the worker set x-request-id itself.
     """
 
     __slots__ = (
+        "bodyless",
         "chunked",
         "has_request_id",
         "keep_alive",
@@ -54,11 +57,8 @@ class ResponseHead:
         self.start = start
         self.keep_alive = keep_alive
         self.lines = b""
+        self.bodyless = status < 200 or status in (204, 304)
         self.chunked = self.has_request_id = False
-
-    def bodyless(self, method: bytes) -> bool:
-        """Whether no body follows, whatever the headers say (RFC 9112, 6.3)."""
-        return method == b"HEAD" or self.status < 200 or self.status in (204, 304)
 
 
 class _Silent:

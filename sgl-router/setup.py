@@ -6,6 +6,7 @@ The sources are the same either way. A compiled build needs a C compiler and myp
 """
 
 import os
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -20,7 +21,8 @@ def extensions() -> list[Extension]:
     asked = os.environ.get("SGL_ROUTER_COMPILE", "0")
     if asked not in ("0", "1"):
         raise SystemExit(f"SGL_ROUTER_COMPILE: {asked!r} is not allowed; give 0 or 1")
-    if asked == "0":
+    builds = {"bdist_wheel", "build_ext", "editable_wheel"} & set(sys.argv)
+    if asked == "0" or not builds:  # pip also runs this file to read the metadata
         return []
     from mypyc.build import mypycify
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import setup
 from patches.tools.__main__ import main
 from patches.tools.pin import ROOT, read_pin
+
+import setup
 
 
 def test_setup_py_is_the_same_command_line() -> None:

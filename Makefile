@@ -58,8 +58,8 @@ reproduce: setup ## simulate the paper's figures and tables (SCALE=1/8; stop and
 	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE) $(ARGS)
 	$(RUN) benchmark/paper/claims.py --scale $(SCALE)
 
-bench-agent: setup ## what the agent client itself costs, against a stub server (ARGS=...)
-	$(RUN) benchmark/agent $(ARGS)
+bench-agent: setup ## the agent client against its limits, beside inspect-ai and verifiers (ARGS=...)
+	$(RUN) benchmark/agent --install $(ARGS)
 
 bench-router: setup ## the gateway beside smg, sglang-router, HAProxy and nginx (ARGS=--allow-missing)
 	$(RUN) benchmark/router/bench_router.py --install $(ARGS)

@@ -1,10 +1,14 @@
-"""All of it: ``python benchmark/agent``, one process a contender, JSON lines out.
+"""All of it: ``python benchmark/agent``, a fresh process for every measurement.
 
-    --quick           a tenth of the work
-    --inspect PYTHON  also run inspect-ai, by the Python of an environment that has it
-    --verifiers PYTHON  likewise verifiers
+    --quick         a tenth of the work, once
+    --rounds N      how often throughput is measured, contenders taking turns
+    --install       make an environment for each peer first, and compare with them
+    --peer NAME=PYTHON  compare with a peer, run by this Python that has it
+    --only GROUP    limits (what our runner must reach) or peers
+    --output FILE   the figures as JSON
 
-Ends with 1 when a threshold is missed or our runner is not ahead of a peer.
+Ends with 1 when a limit is missed or our runner is not ahead of a peer in turns a
+second, all of each program counted, its log or report included.
 """
 
 from __future__ import annotations
@@ -12,14 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import statistics
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import workload
+from peers import PEERS, ROOT, Peer
 
 HERE = Path(__file__).parent
+GROUPS = ("limits", "peers")
+Found = dict[str, Any]
 
 # What must hold on one free core; times and sizes in the units of the names.
 AT_LEAST = {"turns_per_s": 1500.0}
@@ -31,54 +41,154 @@ AT_MOST = {
 }
 
 
-def ask(python: str, script: str, *arguments: str) -> dict[str, Any]:
+def ask(python: str, script: str, *arguments: str) -> Found:
     """Run one measurement in a fresh process and return what it printed."""
     command = [python, str(HERE / script), *arguments]
-    env = {**os.environ, workload.STUB_PYTHON: sys.executable}
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=env
-    )
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(
-        json.dumps({"measurement": " ".join([script, *arguments]), **found}), flush=True
-    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: Found = json.loads(done.stdout.strip().splitlines()[-1])
+    found = {"measurement": " ".join([script, *arguments]), **found}
+    print(json.dumps(found), flush=True)
     return found
 
 
-def missed(found: dict[str, Any], paced: bool) -> list[str]:
-    """Return a line for each threshold that does not hold."""
-    low = {} if paced else AT_LEAST
+def missed(found: Found) -> list[str]:
+    """Return a line for each limit that does not hold."""
+    lines = []
+    for name, limit in AT_LEAST.items():
+        if found.get(name, limit) < limit:
+            lines.append(f"{name} is {found[name]:.4g}, must be at least {limit:g}")
+    for name, limit in AT_MOST.items():
+        if found.get(name, limit) > limit:
+            lines.append(f"{name} is {found[name]:.4g}, must be at most {limit:g}")
+    return lines
+
+
+def middle(rounds: list[Found]) -> Found:
+    """Return the median of each figure over the rounds, with least and most."""
+    found: Found = {"measurement": rounds[0]["measurement"], "rounds": len(rounds)}
+    for name, value in rounds[0].items():
+        if isinstance(value, int | float):
+            values = [one[name] for one in rounds]
+            found[name] = statistics.median(values)
+            found[f"{name}_range"] = [min(values), max(values)]
+        else:
+            found[name] = value
+    return found
+
+
+def measure_limits(trajectories: int, rounds: int) -> list[Found]:
+    """Our runner against what it must reach."""
+    size = ("--trajectories", str(trajectories))
+    through = [
+        ask(sys.executable, "bench_run.py", "throughput", *size) for _ in range(rounds)
+    ]
+    paced = ask(sys.executable, "bench_run.py", "latency", *size)
+    # The pace is the stub's own here, not what can get through.
+    paced["paced_turns_per_s"] = paced.pop("turns_per_s")
     return [
-        f"{name} is {found[name]:.4g}, must be {word} {limit:g}"
-        for limits, word in ((low, "at least"), (AT_MOST, "at most"))
-        for name, limit in limits.items()
-        if name in found
-        and (found[name] < limit if word == "at least" else found[name] > limit)
+        middle(through),
+        paced,
+        ask(sys.executable, "bench_run.py", "memory", *size),
+        ask(sys.executable, "bench_gate.py"),
     ]
 
 
+def measure_peers(
+    pythons: dict[str, str], trajectories: int, rounds: int
+) -> list[Found]:
+    """The same work by each contender in turn, ours first; medians."""
+    size = ("--trajectories", str(trajectories))
+    contenders = [(sys.executable, ("bench_run.py", "throughput"))]
+    contenders += [(pythons[p.name], (p.script,)) for p in PEERS if p.name in pythons]
+    found: list[list[Found]] = [[] for _ in contenders]
+    for _ in range(rounds):
+        for kept, (python, command) in zip(found, contenders, strict=True):
+            kept.append(ask(python, *command, *size))
+    return [middle(rounds_of_one) for rounds_of_one in found]
+
+
+def behind(contenders: list[Found]) -> list[str]:
+    """Return a line for each peer that is not slower than ours, the first."""
+    ours, *peers = contenders
+    return [
+        f"{peer['contender']} is ahead in turns_per_s_whole"
+        for peer in peers
+        if peer["turns_per_s_whole"] >= ours["turns_per_s_whole"]
+    ]
+
+
+def machine() -> Found:
+    """What the figures were measured on."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average_at_start": os.getloadavg(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def named_python(text: str) -> tuple[str, str]:
+    """Read NAME=PYTHON."""
+    name, _, python = text.partition("=")
+    known = [peer.name for peer in PEERS]
+    if name not in known or not python:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; must be NAME=PYTHON, NAME one of {', '.join(known)}"
+        )
+    return name, python
+
+
+def find_peers(install: bool, given: list[tuple[str, str]]) -> dict[str, str]:
+    """Return the Python of each peer to compare with."""
+
+    def made(peer: Peer) -> str:
+        peer.install()
+        return str(peer.folder / "bin/python")
+
+    found = {p.name: made(p) for p in PEERS} if install else {}
+    return {**found, **dict(given)}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmark/agent", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmark/agent",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--inspect", metavar="PYTHON")
-    parser.add_argument("--verifiers", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--install", action="store_true")
+    parser.add_argument(
+        "--peer", type=named_python, action="append", default=[], metavar="NAME=PYTHON"
+    )
+    parser.add_argument("--only", choices=GROUPS)
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build/bench-agent/agent.json"
+    )
     options = parser.parse_args()
     count = workload.TRAJECTORIES // (10 if options.quick else 1)
-    size = ("--trajectories", str(count))
-    problems = missed(ask(sys.executable, "bench_gate.py"), False)
-    ours = ask(sys.executable, "bench_run.py", "throughput", *size)
-    problems += missed(ours, False)
-    for question in ("latency", "memory"):
-        problems += missed(ask(sys.executable, "bench_run.py", question, *size), True)
-    for python, script in (
-        (options.inspect, "peer_inspect.py"),
-        (options.verifiers, "peer_verifiers.py"),
-    ):
-        if python is not None:
-            # A tenth: the peers take minutes for what takes us seconds.
-            peer = ask(python, script, "--trajectories", str(max(50, count // 10)))
-            if peer["turns_per_s"] >= ours["turns_per_s"]:
-                problems.append(f"{peer['contender']} is ahead in turns_per_s")
+    rounds = 1 if options.quick else options.rounds
+    groups = (options.only,) if options.only else GROUPS
+    pythons = find_peers(options.install, options.peer)
+    report: Found = {"machine": machine()}
+    problems: list[str] = []
+    if "limits" in groups:
+        report["limits"] = measure_limits(count, rounds)
+        problems += [line for found in report["limits"] for line in missed(found)]
+    if "peers" in groups and pythons:
+        # A tenth: the peers take minutes for what takes us seconds.
+        report["peers"] = measure_peers(pythons, max(50, count // 10), rounds)
+        problems += behind(report["peers"])
+    report["problems"] = problems
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

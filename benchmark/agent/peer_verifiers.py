@@ -72,7 +72,7 @@ def main() -> None:
             {
                 "contender": f"verifiers {version}",
                 "turns": turns,
-                "turns_per_s": turns / wall_s,
+                "turns_per_s_whole": turns / wall_s,
                 "turns_per_cpu_s": turns / cpu_s,
             }
         )

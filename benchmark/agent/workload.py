@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,24 +20,18 @@ TURNS = 10
 SAMPLE_CONCURRENCY = 2_000
 ENV_CONCURRENCY = 64
 
-# Names the Python that serves the stub for a contender that lives without our client.
-STUB_PYTHON = "BENCH_STUB_PYTHON"
-
 CLIENT_CORE, SERVER_CORE = 0, 1  # of those this process may use
 
 
 @contextmanager
-def stub_server(delay_s: float) -> Iterator[str]:
-    """Run the stub worker in a process of its own, on a core of its own."""
+def stub_server(mean_s: float) -> Iterator[str]:
+    """Run the stub in a process of its own, on a core of its own; yields its URL."""
     process = subprocess.Popen(
         [
-            os.environ.get(STUB_PYTHON, sys.executable),
-            "-m",
-            "sglang_agent.testing.stub_worker",
-            "--delay-s",
-            str(delay_s),
-            "--tool-turns",
-            str(TURNS - 1),
+            sys.executable,
+            str(Path(__file__).with_name("stub.py")),
+            "--mean-s",
+            str(mean_s),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -50,6 +45,15 @@ def stub_server(delay_s: float) -> Iterator[str]:
         process.wait()
 
 
+def service_s(turn_id: str, mean_s: float) -> float:
+    """Return how long the stub takes for a turn: from half to one and a half means.
+
+    Equal times would keep all trajectories in step, and a burst of turns would be
+    measured instead of a load.
+    """
+    return mean_s * (0.5 + zlib.crc32(turn_id.encode()) / 2**32)
+
+
 def pin(core: int) -> None:
     """Keep this process on one core, where there is another for the rest."""
     cores = sorted(os.sched_getaffinity(0))
@@ -60,6 +64,12 @@ def resident_bytes() -> int:
     """Return the resident memory of this process, now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def children_cpu_s() -> float:
+    """Return the CPU time of the processes started and ended here: of the stub."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_tasks(path: Path, trajectories: int) -> None:

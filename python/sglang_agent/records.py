@@ -2,6 +2,9 @@
 
 A trace file is JSON lines, one :class:`TrajectoryRecord` a line. Times are seconds
 on the run's clock, counted from the start of the batch; token counts are tokens.
+
+What a live trajectory gathers is out of the garbage collector's sight (``gc=False``):
+records are trees, and thousands of them would make its pauses long.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, gc=False):
     """One tool call inside an environment job."""
 
     id: str
@@ -54,7 +57,9 @@ class OperationResult(msgspec.Struct, frozen=True):
     transport_error: bool = False
 
 
-class InferenceStage(msgspec.Struct, frozen=True, tag="inference", tag_field="stage"):
+class InferenceStage(
+    msgspec.Struct, frozen=True, gc=False, tag="inference", tag_field="stage"
+):
     """One inference turn, retries folded into it (tokens are counted once)."""
 
     turn: int
@@ -71,7 +76,7 @@ class InferenceStage(msgspec.Struct, frozen=True, tag="inference", tag_field="st
 
 
 class EnvironmentStage(
-    msgspec.Struct, frozen=True, tag="environment", tag_field="stage"
+    msgspec.Struct, frozen=True, gc=False, tag="environment", tag_field="stage"
 ):
     """One environment job: everything one turn asks of the environment.
 

@@ -93,7 +93,7 @@ class SampleRunner:
         self._stages: list[InferenceStage | EnvironmentStage] = []
         self._tools: list[ToolDefinition] | None = None
         self._score: float | None = None
-        self._stage = "admitted"
+        self._stage: Stage | None = None
 
     async def run(self, submitted_s: float, admitted_s: float) -> TrajectoryRecord:
         """Run to an end and return the record; a failure is an outcome, not an error.
@@ -139,7 +139,7 @@ class SampleRunner:
             async with self._clock.timeout(left_s):
                 return await self._with_environment()
         except TimeoutError:
-            reason = f"sample limit of {limit_s:g} s reached while {self._stage}"
+            reason = f"sample limit of {limit_s:g} s reached while {self._where()}"
             return Outcome.BUDGET, reason
 
     async def _with_environment(self) -> tuple[Outcome, str | None]:
@@ -342,8 +342,13 @@ class SampleRunner:
 
     def _move(self, stage: Stage) -> None:
         if stage is not Stage.CLOSING:
-            self._stage = f"in {stage.value} (turn {len(self._stages) // 2 + 1})"
+            self._stage = stage
         self._services.state.move(self._plan.label, self._plan.sample_id, stage)
+
+    def _where(self) -> str:
+        if self._stage is None:
+            return "admitted"
+        return f"in {self._stage.value} (turn {len(self._stages) // 2 + 1})"
 
     def _since(self, time_s: float) -> float:
         return time_s - self._services.origin_s

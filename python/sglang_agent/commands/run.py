@@ -192,10 +192,11 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import gc
 
-    # Thousands of live trajectories make full collections long, and they hold up
-    # every sample; what is here now stays, so it need not be looked at again.
+    # Thousands of live trajectories make collections long, and each holds up every
+    # sample: few young objects at a time, the old ones rarely, and never what is
+    # here already.
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 4, 200)
     return asyncio.run(_run(args))
 
 

@@ -20,7 +20,8 @@ TURNS = 10
 SAMPLE_CONCURRENCY = 2_000
 ENV_CONCURRENCY = 64
 
-CLIENT_CORE, SERVER_CORE = 0, 1  # of those this process may use
+CORES = sorted(os.sched_getaffinity(0))  # before anything is pinned
+CLIENT_CORE, SERVER_CORE = CORES[0], CORES[-1]
 
 
 @contextmanager
@@ -55,9 +56,8 @@ def service_s(turn_id: str, mean_s: float) -> float:
 
 
 def pin(core: int) -> None:
-    """Keep this process on one core, where there is another for the rest."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
+    """Keep this process, and threads and processes it starts, on one core."""
+    os.sched_setaffinity(0, {core})
 
 
 def resident_bytes() -> int:

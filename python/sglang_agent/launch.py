@@ -29,6 +29,7 @@ from sglang_agent.control import Control, serving, serving_metrics
 from sglang_agent.conversation import ChatConversation, ConversationLimits
 from sglang_agent.environments import registry
 from sglang_agent.environments.base import Environment
+from sglang_agent.garbage import collect_when_grown
 from sglang_agent.gate import Gate
 from sglang_agent.inference import workers
 from sglang_agent.inference.chat import ChatClient
@@ -245,7 +246,12 @@ class Run:
         control = Control(self.admission, self.actions, self._changed)
         await stack.enter_async_context(serving(control, self.folder.path))
         await stack.enter_async_context(loop_watch)
-        for work in (self._view.run(), self._beat(), stall_watch.run()):
+        for work in (
+            self._view.run(),
+            self._beat(),
+            stall_watch.run(),
+            collect_when_grown(),
+        ):
             await stack.enter_async_context(_background(work))
 
     async def _services(self, stack: AsyncExitStack) -> Services:

@@ -190,14 +190,11 @@ def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything, then run; raises UsageError before anything is written."""
     import asyncio
-    import gc
 
-    # Thousands of live trajectories make collections long, and each holds up every
-    # sample: few young objects at a time, the old ones rarely, and never what is
-    # here already.
-    gc.freeze()
-    gc.set_threshold(20_000, 4, 200)
-    return asyncio.run(_run(args))
+    from sglang_agent.garbage import rare_collections
+
+    with rare_collections():
+        return asyncio.run(_run(args))
 
 
 async def _run(args: argparse.Namespace) -> int:

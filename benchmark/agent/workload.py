@@ -5,12 +5,12 @@ A turn asks the stub server and then, but for the last, runs one stub environmen
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,10 +49,11 @@ def stub_server(mean_s: float) -> Iterator[str]:
 def service_s(turn_id: str, mean_s: float) -> float:
     """Return how long the stub takes for a turn: from half to one and a half means.
 
-    Equal times would keep all trajectories in step, and a burst of turns would be
-    measured instead of a load.
+    Equal times, or times that depend on each other like a checksum's, would bring all
+    trajectories into step, and a burst of turns would be measured instead of a load.
     """
-    return mean_s * (0.5 + zlib.crc32(turn_id.encode()) / 2**32)
+    drawn = int.from_bytes(hashlib.sha256(turn_id.encode()).digest()[:8], "little")
+    return mean_s * (0.5 + drawn / 2**64)
 
 
 def pin(core: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Reference:
     queue: list[Item] = field(default_factory=list)
     clock: int = 0
     queries: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
     def enter(self, request: Any, label: str | None) -> None:
         self.clock += 1
@@ -70,9 +72,16 @@ class Reference:
                 counts[id(item)] += item.queue_time < choice.queue_time
         return order
 
-    def admit(self, count: int) -> list[Item]:
+    def admit(self, matched: list[int]) -> None:
+        """Admit the first requests; ``matched`` is what each one hits by now."""
+        count = len(matched)
         admitted, self.queue = self.queue[:count], self.queue[count:]
-        for item in admitted:
+        for item, hit in zip(admitted, matched, strict=True):
+            first_tier = item.key[0] == 0
+            self.counts[f"admitted_{'first' if first_tier else 'second'}_tier"] += 1
+            if first_tier and hit < item.hit:
+                self.counts["stale_hits"] += 1
+                self.counts["stale_tokens"] += item.hit - hit
             for other in self.queue:
                 other.overtaken += other.queue_time < item.queue_time
             if item.label is not None:
@@ -80,7 +89,6 @@ class Reference:
                     self.labels.remove(item.label)
                 self.labels.append(item.label)
                 self.labels = self.labels[-self.capacity :]
-        return admitted
 
     def remove(self, request: Any) -> None:
         self.queue = [item for item in self.queue if item.request is not request]

@@ -11,16 +11,20 @@ import io
 import json
 import logging
 import os
+import socket
 import sys
 import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from sglang.srt import runtime_context
 from sglang.virtual import boot as virtual_boot
 from sglang.virtual.protocol import CostModel, Request, Segment, WorkerConfig
 from sglang.virtual.script import Script
@@ -105,6 +109,11 @@ class Worker:
                     self.scheduler.on_idle()  # leak checks; they raise
                 return self.batches
         raise AssertionError("not idle in time")
+
+    def steps(self, count: int) -> None:
+        """Step in lockstep with other ranks, which must step as often."""
+        for _ in range(count):
+            self.step()
 
     def _is_idle(self) -> bool:
         scheduler = self.scheduler
@@ -268,6 +277,40 @@ def prefill_node() -> Any:
     return {"batch": batch, "labels": worker.labels()}
 
 
+def dp_attention() -> Any:
+    """Two ranks in one world: each orders, and remembers, only what it serves."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    ranks = [start_fork(partial(dp_rank, rank, port)) for rank in range(2)]
+    return [outcome_of(*rank) for rank in ranks]
+
+
+def dp_rank(rank: int, port: int) -> Any:
+    place = runtime_context.SpawnRanks(world_rank=rank, dp_rank=rank, gpu_id=rank)
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|0"
+    with patch.object(runtime_context, "SpawnRanks", lambda **_: place):
+        worker = Worker(
+            *("--tp-size", "2", "--attn-dp-size", "2", "--nccl-port", str(port)),
+            *("--max-running-requests", "2", "--routing-prefix-capacity", "4"),
+        )
+    served = [f"{rank}{name}" for name in "AB"]
+    for turn, label in enumerate(served):
+        if turn <= 1 - rank:  # rank 1 serves one trajectory less
+            worker.submit(f"first {label}", label, [(1, 60)])
+        worker.steps(8)
+    worker.submit("cold", "cold", [(2, 60)])
+    worker.submit("warm", served[0], [(1, 60), (3, 10)])
+    worker.batches = []
+    worker.steps(16)
+    parallel = runtime_context.get_parallel()
+    return {
+        "rank": [parallel.attn_dp_rank, parallel.attn_dp_size],
+        "batches": worker.batches,
+        "labels": worker.labels(),
+        "labelled": worker.policy.counters["labelled"],
+    }
+
+
 def capacity_default() -> Any:
     worker = Worker("--max-running-requests", "7")
     snapshot = worker.policy.snapshot()
@@ -308,6 +351,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "abort_while_waiting": abort_while_waiting,
     "blocked_head": blocked_head,
     "prefill_node": prefill_node,
+    "dp_attention": dp_attention,
     "capacity_default": capacity_default,
     "capacity_flag": capacity_flag,
     **{f"seconds_{policy}": seconds(policy) for policy in POLICIES},
@@ -316,6 +360,11 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
 
 def in_fork(scenario: Callable[[], Any]) -> Any:
     """Run a scenario in a child; return its result, or its traceback as a string."""
+    return outcome_of(*start_fork(scenario))
+
+
+def start_fork(scenario: Callable[[], Any]) -> tuple[int, int]:
+    """Run a scenario in a child; return its process id and where it will answer."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -327,6 +376,11 @@ def in_fork(scenario: Callable[[], Any]) -> Any:
             json.dump(result, out)
         os._exit(0)
     os.close(write)
+    return child, read
+
+
+def outcome_of(child: int, read: int) -> Any:
+    """Wait for a child; return its result, or its traceback as a string."""
     with os.fdopen(read) as source:
         text = source.read()
     os.waitpid(child, 0)

@@ -49,6 +49,26 @@ def test_an_unknown_policy_is_refused_in_one_line(
     assert "routing-prefix" in line
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--routing-prefix-capacity", "0"], "--routing-prefix-capacity: 0 is not"),
+        (["--routing-prefix-overtake-limit", "-1"], "overtake-limit: -1 is negative"),
+        (["--enable-priority-scheduling"], "with --enable-priority-scheduling"),
+        (["--dllm-algorithm", "LowConfidence"], "with --dllm-algorithm"),
+    ],
+)
+def test_what_routing_prefix_cannot_do_is_refused_in_one_line(
+    server_args: Any,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    expected: str,
+) -> None:
+    (line,) = refuse(server_args, capsys, "--schedule-policy", "routing-prefix", *flags)
+
+    assert expected in line
+
+
 def test_a_taken_port_is_refused_in_one_line(
     server_args: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,12 +14,14 @@ from .routing_prefix_reference import Reference
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.timeout(400),  # the import alone takes minutes on a busy machine
     pytest.mark.filterwarnings("ignore"),  # SGLang warns while it is imported
 ]
 
 POOL_TOKENS = 600
 TRAJECTORIES = 8
 
+COUNTS = ("admitted_first_tier", "admitted_second_tier", "stale_hits", "stale_tokens")
 LABELS = [None, "", "a", "b", "c", "d", "e", "f", "a b", "x" * 129]
 
 arrivals = st.tuples(
@@ -89,6 +91,9 @@ class World:
         self.cache.match_prefix = counted
 
     def arrive(self, label: int, trajectory: int, length: int) -> None:
+        self.add(LABELS[label], trajectory, length)
+
+    def add(self, label: str | None, trajectory: int, length: int) -> None:
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -101,7 +106,7 @@ class World:
             origin_input_text="",
             origin_input_ids=tokens[:length],
             sampling_params=SamplingParams(max_new_tokens=4),
-            routing_key=LABELS[label],
+            routing_key=label,
         )
         self._enter(req)
 
@@ -136,10 +141,12 @@ class World:
             self._prefill(req)
         policy.admit(chunk + can_run)
         self.queue = self.queue[admit:]
-        self.reference.admit(admit)
+        self.reference.admit([req.num_matched_prefix_tokens for req in can_run])
         self.running += can_run
 
         assert list(policy.labels) == self.reference.labels
+        for name in COUNTS:
+            assert policy.counters[name] == self.reference.counts[name], name
 
     def _prefill(self, req: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
@@ -209,13 +216,34 @@ def test_the_bound_is_exact(
     assert not world.reference.queue
 
 
+@pytest.mark.parametrize("core", ["rust", "python"])
+@pytest.mark.parametrize("waiting", [128, 129, 400])
+def test_twenty_recent_labels_cost_twenty_queries(core: str, waiting: int) -> None:
+    world = World(core, 64, None)
+    recent = [f"recent-{number}" for number in range(20)]
+    for number, label in enumerate(recent):
+        world.add(label, number + 2, 30)
+    world.run_pass(20)
+    for number in range(waiting - 20):
+        world.add(f"cold-{number}", number + 30, 9)
+    for number, label in enumerate(recent):
+        world.add(label, number + 2, 40)
+    asked = []
+    for _ in range(2):
+        before = world.queries
+        world.run_pass(0)
+        asked.append(world.queries - before)
+
+    assert asked == [20, 0]
+    assert sorted(req.routing_key for req in world.queue[:20]) == sorted(recent)
+
+
 def test_the_index_does_not_keep_aborted_requests() -> None:
     world = World("rust", 4, None)
     world.arrive(2, 2, 9)
     world.run_pass(0)
     for number in range(500):
-        world.arrive(2, 2, 9)
-        world.queue[-1].routing_key = f"gone-{number}"
+        world.add(f"gone-{number}", 2, 9)
         world.run_pass(0)
         world.abort(-1)
         world.run_pass(0)

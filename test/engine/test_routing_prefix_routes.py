@@ -205,6 +205,8 @@ def test_a_returning_trajectory_is_first_tier(engine: EngineServer) -> None:
     assert after["admitted_first_tier"] == before["admitted_first_tier"] + 1
     assert after["prefix_queries"] == before["prefix_queries"] + 1
     assert after["stale_hits"] == before["stale_hits"]
+    admitted = after["admitted_first_tier"] + after["admitted_second_tier"]
+    assert after["first_tier_share"] == after["admitted_first_tier"] / admitted
 
 
 def test_the_settings_are_shown(engine: EngineServer) -> None:
@@ -220,7 +222,9 @@ def test_metrics_follow_the_counts(engine: EngineServer) -> None:
     section, text = counts(engine), engine.get("/metrics").body
     values = dict(re.findall(r"^sglang:(\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE))
 
-    assert float(values["schedule_priority_seconds_total"]) > 0
+    (state,) = engine.get("/server_info").body["internal_states"]
+    seconds = float(values["schedule_priority_seconds_total"])
+    assert 0 < seconds <= state["schedule_priority_seconds"]
     assert float(values["routing_prefix_capacity"]) == CAPACITY
     for name in ("labelled", "unlabelled", "admitted_first_tier", "prefix_queries"):
         assert float(values[f"routing_prefix_{name}_total"]) <= section[name]

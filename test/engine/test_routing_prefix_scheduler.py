@@ -90,6 +90,20 @@ def test_prefill_node(result: Any) -> None:
     assert result["labels"] == ["warm", "cold"]
 
 
+def test_dp_attention(result: Any) -> None:
+    first, second = result
+
+    assert first["rank"] == [0, 2]
+    assert second["rank"] == [1, 2]
+    # Rank 0 has served two trajectories before and rank 1 one of its own.
+    assert first["labels"] == ["0B", "0A", "cold"]
+    assert second["labels"] == ["1A", "cold"]
+    assert (first["labelled"], second["labelled"]) == (4, 3)
+    for name in ("0", "1"):
+        batches = result[int(name)]["batches"]
+        assert batches == [["warm"], ["cold"]]
+
+
 def test_capacity_default(result: Any) -> None:
     assert result == {"capacity": 7, "capacity_origin": "max_running_requests"}
 

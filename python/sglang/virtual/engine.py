@@ -217,7 +217,7 @@ class VirtualEngine:
 
     def _engine_counters(self) -> dict[str, Any]:
         """What our own policy counts about itself, if it is the active one."""
-        routing_prefix = getattr(self._scheduler.policy, "routing_prefix", None)
+        routing_prefix = self._scheduler.policy.routing_prefix
         if routing_prefix is None:
             return {}
         return {"routing_prefix": routing_prefix.snapshot()}

@@ -21,6 +21,7 @@ from sglang.srt.managers.routing_prefix_args import (
     resolve_settings,
     routing_prefix_section,
 )
+from sglang.srt.managers.routing_prefix_match import _needed_limit
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.test_utils import CustomTestCase
 
@@ -213,6 +214,26 @@ class TestCost(CustomTestCase):
         self.assertEqual(queue.count("prefix_queries_saved") - before, 3)
 
 
+class TestLimitOfAMatch(CustomTestCase):
+    def test_a_limit_is_left_out_only_where_it_changes_no_page(self):
+        for page_size in (1, 4):
+            for length in range(1, 20):
+                for limit in range(length):
+                    if _needed_limit(length, limit, page_size) is not None:
+                        continue
+                    for pair in (0, 1):
+                        self.assertEqual(
+                            (limit - pair) // page_size, (length - pair) // page_size
+                        )
+
+    def test_most_prompts_of_large_pages_need_none(self):
+        limits = [_needed_limit(n, n - 1, 64) for n in range(1000, 1064)]
+
+        self.assertEqual(limits.count(None), 62)
+        self.assertEqual(_needed_limit(1024, 1023, 64), 1023)
+        self.assertEqual(_needed_limit(1025, 700, 64), 700)
+
+
 class TestOvertakeLimit(CustomTestCase):
     def run_hot(self, limit):
         """Let one new hot request arrive in each pass and admit one in each."""
@@ -384,6 +405,8 @@ class TestArguments(CustomTestCase):
     def test_server_info_adds_up_the_ranks(self):
         first, second = RoutingPrefix(4), RoutingPrefix(4)
         first.counters["labelled"], second.counters["labelled"] = 2, 3
+        first.counters["admitted_first_tier"] = 3
+        second.counters["admitted_second_tier"] = 1
         states = [{"routing_prefix": rank.snapshot()} for rank in (first, second)]
 
         section = routing_prefix_section(states)["routing_prefix"]
@@ -391,6 +414,16 @@ class TestArguments(CustomTestCase):
         self.assertEqual(section["labelled"], 5)
         self.assertEqual(section["capacity"], 8)
         self.assertEqual(section["capacity_origin"], "flag")
+        self.assertEqual(section["first_tier_share"], 0.75)
+
+    def test_server_info_before_the_first_admission(self):
+        section = routing_prefix_section(
+            [{"routing_prefix": RoutingPrefix(4).snapshot()}]
+        )
+
+        self.assertIsNone(section["routing_prefix"]["first_tier_share"])
+
+    def test_server_info_of_another_policy(self):
         self.assertEqual(routing_prefix_section([{"other": 1}]), {})
 
 

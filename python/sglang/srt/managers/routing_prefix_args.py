@@ -90,8 +90,9 @@ def exit_on_problem(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 def routing_prefix_section(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the ``routing_prefix`` entry of ``/server_info``, summed over the ranks.
 
-    Every data-parallel rank schedules, and keeps a label set, of its own. Returns an
-    empty mapping when the policy is not in use.
+    Every data-parallel rank schedules, and keeps a label set, of its own.
+    ``first_tier_share`` is the share of admitted requests whose label was in the set,
+    None before the first one. Returns an empty mapping when the policy is not in use.
     """
     found = [state["routing_prefix"] for state in states if "routing_prefix" in state]
     if not found:
@@ -102,4 +103,8 @@ def routing_prefix_section(states: list[dict[str, Any]]) -> dict[str, Any]:
         name: value if name in settings else sum(entry[name] for entry in found)
         for name, value in first.items()
     }
+    admitted = total["admitted_first_tier"] + total["admitted_second_tier"]
+    total["first_tier_share"] = (
+        total["admitted_first_tier"] / admitted if admitted else None
+    )
     return {"routing_prefix": total}

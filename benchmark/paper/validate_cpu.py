@@ -1,18 +1,18 @@
-"""Replays one trace on a real CPU engine and in virtual time, and compares.
+"""Replays batches on a real CPU engine and in virtual time, and compares.
 
 Three steps, each with files in the output folder. ``measure`` starts an engine with
 the tiny hybrid model and small pools for every schedule policy, replays a calibration
-trace without pressure on one of them, and then the validation trace on all, in turns.
-``fit`` makes the cost model from the calibration run alone. ``compare`` simulates the
-validation trace with every policy and the engines' flags, and holds makespan, reuse and
-the order of the policies against the real runs. Needs a quiet machine: the times are
-real.
+batch that leaves no request waiting on one of them, and then the validation batches on
+all, in turns. ``fit`` makes the cost model from the calibration run alone. ``compare``
+simulates the validation batches with every policy and the engines' flags, and holds
+makespan, reuse and the order of the policies against the real runs.
 
     python benchmark/paper/validate_cpu.py --output build/validate-cpu
 
-``serve`` keeps the engines up for a later ``measure``, so that a quiet moment need not
-hold their start. ``measure`` repeats no run that it has already, unless other processes
-took more than :data:`OTHERS_LIMIT_CPUS` meanwhile, and can be given a time limit.
+Needs a quiet machine: the times are real. ``serve`` keeps the engines up for a later
+``measure``, so that a quiet moment need not hold their start. ``measure`` repeats no
+run that it has already, unless other processes took more than
+:data:`OTHERS_LIMIT_CPUS` meanwhile, and can be given a time limit.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ from sglang_agent.simulate.script import script_of
 from sglang_agent.simulate.workers import WorkerPool
 from sglang_agent.trace import read_trace, write_trace
 
+NAME = "cpu-tiny-ling"
+OTHERS = "others_cpus"
 POLICIES = ("fcfs", "lpm", "routing-prefix")
 KV_TOKENS, STATE_SLOTS, CHUNK_TOKENS, CONTEXT_TOKENS = 24_576, 30, 1024, 32_768
 START_LIMIT_S = 600.0
 # A run in which other processes use more than this is noise.
-OTHERS_LIMIT_CPUS = 0.15
+OTHERS_LIMIT_CPUS = 0.65
 # Longer than any run takes on a machine that is fit for this.
 RUN_S = 110.0
 
@@ -90,6 +92,7 @@ class Batch(msgspec.Struct, frozen=True):
     trajectories: int
     concurrency: int
     turns: tuple[int, int] = (3, 9)
+    inference_only: bool = False
 
 
 class Engine(NamedTuple):
@@ -100,7 +103,15 @@ class Engine(NamedTuple):
 
 
 CALIBRATION = Batch("calibration", seed=1, trajectories=24, concurrency=7)
-VALIDATION = Batch("validation", seed=0, trajectories=48, concurrency=24)
+# Without pauses reuse hardly depends on the engine's speed; with them it does, past the
+# cliff: the slower the engine, the more requests wait for a policy to choose from.
+INFERENCE = Batch(
+    "inference", seed=0, trajectories=48, concurrency=16, inference_only=True
+)
+AGENTS = Batch("agents", seed=0, trajectories=48, concurrency=24)
+VALIDATION = (INFERENCE, AGENTS)
+# How much of a difference in reuse may come from a wrong speed alone.
+OTHER_SPEEDS = (1.1, 1 / 1.1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,10 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
     if "fit" in chosen:
         fit(folder)
     if "compare" in chosen:
-        found = compare(folder)
-        text = json.dumps(found, indent=1)
-        (folder / "comparison.json").write_text(text + "\n")
-        print(text)
+        write_json(folder / "comparison.json", compare(folder))
+        print((folder / "comparison.json").read_text())
     return 0
 
 
@@ -184,16 +193,18 @@ def make_trajectory(label: str, batch: Batch, rng: random.Random) -> TrajectoryR
 def measure(
     folder: Path, engines: dict[str, Engine], repeats: int, limit_s: float
 ) -> None:
-    """Replay the calibration trace, then the validation trace in turns."""
+    """Replay the calibration batch, then the validation batches in turns."""
     info = json.loads(get(engines["fcfs"].url + "/server_info"))
     (folder / "engine.json").write_text(json.dumps(info["hybrid_capacity"], indent=1))
     deadline = time.monotonic() + limit_s
-    runs = [("calibration.1", CALIBRATION, "fcfs")] + [
-        (f"{policy}.{n}", VALIDATION, policy)
-        for n in range(1, repeats + 1)
+    runs = [(CALIBRATION, "fcfs", 1)] + [
+        (batch, policy, number)
+        for number in range(1, repeats + 1)
+        for batch in VALIDATION
         for policy in POLICIES
     ]
-    for name, batch, policy in runs:
+    for batch, policy, number in runs:
+        name = f"{batch.name}.{policy}.{number}"
         if not is_quiet(folder / name):
             if time.monotonic() > deadline - RUN_S:
                 print("the time is over", file=sys.stderr)
@@ -208,37 +219,43 @@ def replayed(folder: Path, batch: Batch, engine: Engine) -> None:
         sample_concurrency=batch.concurrency,
         env_concurrency=batch.trajectories,
         vocab_size=256,
+        bypass_environment=batch.inference_only,
         warmup=3,
     )
     before = Load.now(engine)
     records = asyncio.run(replay(make_trace(batch), settings))
-    others_cpus = before.others_cpus(Load.now(engine))
+    others = before.others_cpus(Load.now(engine))
     failed = [r.error for r in records if r.outcome is not Outcome.COMPLETED]
     if failed:
         raise RuntimeError(f"{folder.name}: {len(failed)} failed: {failed[0]}")
     folder.mkdir(exist_ok=True)
     write_trace(folder / "trace.jsonl", records)
-    (folder / "others_cpus").write_text(f"{others_cpus:.3f}\n")
+    (folder / OTHERS).write_text(f"{others:.2f}\n")
     report = build_report(records, {})
     print(
         f"{folder.name}: {report.makespan_s:.1f} s, reuse {report.reuse:.3f}, others "
-        f"took {others_cpus:.2f} CPUs",
+        f"took {others:.2f} CPUs",
         file=sys.stderr,
     )
 
 
 def is_quiet(folder: Path) -> bool:
     """Whether the folder holds a run that others left alone."""
-    file = folder / "others_cpus"
-    return file.exists() and float(file.read_text()) <= OTHERS_LIMIT_CPUS
+    return (folder / OTHERS).exists() and others_cpus(folder) <= OTHERS_LIMIT_CPUS
 
 
-def quiet_runs(folder: Path, name: str) -> list[Path]:
-    """The runs of that name that count. Raises RuntimeError when there is none."""
-    runs = [r for r in sorted(folder.glob(f"{name}.[0-9]")) if is_quiet(r)]
-    if not runs:
-        raise RuntimeError(f"{folder}: no quiet run of {name}; measure again")
-    return runs
+def others_cpus(run: Path) -> float:
+    """CPUs that other processes used during a run, those of the machine's host too."""
+    return float((run / OTHERS).read_text())
+
+
+def quiet_runs(folder: Path, batch: Batch, policy: str) -> list[Path]:
+    """The runs that count. Raises RuntimeError when there is none."""
+    runs = sorted(folder.glob(f"{batch.name}.{policy}.*"))
+    quiet = [run for run in runs if is_quiet(run)]
+    if not quiet:
+        raise RuntimeError(f"no quiet run of {batch.name}, {policy}; measure again")
+    return quiet
 
 
 class Load(NamedTuple):
@@ -349,10 +366,10 @@ def get(url: str) -> bytes:
 
 def fit(folder: Path) -> None:
     """Write the cost model from the calibration run."""
-    found = calibrate(read_trace(quiet_runs(folder, "calibration")[0]))
+    found = calibrate(read_trace(quiet_runs(folder, CALIBRATION, "fcfs")[0]))
     geometry = json.loads((folder / "engine.json").read_text())
     deployment = Deployment(
-        name="cpu-tiny-ling",
+        name=NAME,
         description=f"One engine with the tiny hybrid model on {processor()}",
         passes=found.passes,
         request_overhead_s=found.overhead_s,
@@ -369,8 +386,14 @@ def fit(folder: Path) -> None:
             "explained_variance": round(found.explained, 4),
         },
     )
-    content = msgspec.json.format(msgspec.json.encode(deployment), indent=2)
-    (folder / "cpu-tiny-ling.json").write_bytes(content + b"\n")
+    write_json(folder / f"{NAME}.json", deployment)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Indented, with a last line end."""
+    file.write_bytes(
+        msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    )
 
 
 def processor() -> str:
@@ -386,24 +409,35 @@ def processor() -> str:
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """Simulate every policy and hold makespan and reuse against the real runs."""
-    deployment = load_deployment(str(folder / "cpu-tiny-ling.json"))
+    """Simulate every batch and policy; the result also goes into the cost model."""
+    file = folder / f"{NAME}.json"
+    deployment = load_deployment(str(file))
     with WorkerPool() as pool:
-        again = simulated("fcfs", CALIBRATION, deployment, pool)
-        virtual = {p: simulated(p, VALIDATION, deployment, pool) for p in POLICIES}
-    rows = {
-        policy: row(quiet_runs(folder, policy), virtual[policy]) for policy in POLICIES
+
+        def row(batch: Batch, policy: str) -> dict[str, Any]:
+            runs = quiet_runs(folder, batch, policy)
+            as_fitted, *others = (
+                simulated(policy, batch, at_speed(deployment, speed), pool)
+                for speed in (1.0, *OTHER_SPEEDS)
+            )
+            return {**beside(runs, as_fitted), "other_speeds": figures(others)}
+
+        calibration = row(CALIBRATION, "fcfs")
+        tables = {b.name: {p: row(b, p) for p in POLICIES} for b in VALIDATION}
+    errors = {
+        name: {policy: errors_of(row) for policy, row in table.items()}
+        for name, table in tables.items()
     }
+    account = {**deployment.fit, **errors_of(calibration), "validation": errors}
+    write_json(file, msgspec.structs.replace(deployment, fit=account))
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": processor(),
-        "trace": msgspec.to_builtins(VALIDATION),
-        "calibration": row(quiet_runs(folder, "calibration"), again),
-        "policies": rows,
-        "order": {
-            side: sorted(rows, key=lambda p: mean(rows[p][side]["makespan_s"]))
-            for side in ("real", "virtual")
-        },
+        "calibration": calibration,
+        "batches": {batch.name: msgspec.to_builtins(batch) for batch in VALIDATION},
+        "other_speeds": OTHER_SPEEDS,
+        "policies": tables,
+        "shortest_first": {name: orders(table) for name, table in tables.items()},
     }
 
 
@@ -415,6 +449,7 @@ def simulated(
         deployment=deployment,
         sample_concurrency=batch.concurrency,
         schedule_policy=policy,
+        bypass_environment=batch.inference_only,
         max_new_tokens=None,
         server_args=list(CACHE_FLAGS),
     )
@@ -425,19 +460,36 @@ def simulated(
     return result.records
 
 
-def row(folders: Sequence[Path], virtual: list[TrajectoryRecord]) -> dict[str, Any]:
-    """Real runs and the simulated one, with the differences of the means."""
-    real = figures([read_trace(folder) for folder in folders])
-    simulated = figures([virtual])
+def at_speed(deployment: Deployment, speed: float) -> Deployment:
+    """The same engine, ``speed`` times as fast."""
+    costs = msgspec.structs.asdict(deployment.passes)
+    passes = type(deployment.passes)(**{k: v / speed for k, v in costs.items()})
+    return msgspec.structs.replace(deployment, passes=passes)
+
+
+def beside(runs: Sequence[Path], virtual: list[TrajectoryRecord]) -> dict[str, Any]:
+    """Real runs and the simulated one, with the differences to the means."""
+    left, right = figures([read_trace(run) for run in runs]), figures([virtual])
+    makespans = mean(left["makespan_s"]), mean(right["makespan_s"])
+    points = 100 * (mean(right["reuse"]) - mean(left["reuse"]))
     return {
-        "real": real,
-        "virtual": simulated,
-        "makespan_error": round(
-            mean(simulated["makespan_s"]) / mean(real["makespan_s"]) - 1, 4
-        ),
-        "reuse_points": round(
-            100 * (mean(simulated["reuse"]) - mean(real["reuse"])), 2
-        ),
+        "real": {**left, "others_cpus": [others_cpus(run) for run in runs]},
+        "virtual": right,
+        "makespan_error": round(makespans[1] / makespans[0] - 1, 4),
+        "reuse_error_points": round(points, 2),
+    }
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """What is wrong with a simulated run."""
+    return {key: row[key] for key in ("makespan_error", "reuse_error_points")}
+
+
+def orders(table: dict[str, Any]) -> dict[str, list[str]]:
+    """The policies from the shortest makespan on, real and simulated."""
+    return {
+        side: sorted(table, key=lambda policy: mean(table[policy][side]["makespan_s"]))
+        for side in ("real", "virtual")
     }
 
 

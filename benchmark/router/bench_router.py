@@ -389,9 +389,10 @@ def many_streams(folder: Path, streams: int = 2000) -> dict[str, float]:
 def pick_microseconds(workers: int = 64, picks: int = 100_000) -> float:
     """One LBCH pick among ``workers``, best of five."""
     code = (
-        "import sys, time; from sgl_router.policies import make_policy\n"
+        "import sys, time; from sgl_router.policies import Loads, make_policy\n"
         "workers = [f'http://10.0.0.{i}:8000' for i in range(int(sys.argv[1]))]\n"
-        "loads = {w: i % 5 for i, w in enumerate(workers)}\n"
+        "loads = Loads()\n"
+        "for i, w in enumerate(workers): loads.put(w, i % 5)\n"
         "policy = make_policy('lbch', workers)\n"
         "labels = [f'trajectory-{i}' for i in range(1000)] * (int(sys.argv[2]) // 1000)\n"
         "best = 1e9\n"

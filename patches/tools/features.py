@@ -19,7 +19,7 @@ class Feature:
     """One feature; ``extra`` maps our tests and pages to their place upstream.
 
     A feature that is not offered ``upstream`` belongs to this distribution only and is
-    not rendered.
+    not rendered. ``benchmark`` is the results file that its message quotes, if any.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Feature:
     message: str
     files: tuple[str, ...]
     extra: Mapping[str, str]
+    benchmark: str | None
 
     def owns(self, path: str) -> bool:
         """Say whether the file at ``path`` in the wheel belongs to this feature."""
@@ -54,6 +55,7 @@ def _feature(table: dict[str, Any]) -> Feature:
         message=table["message"].strip() if table["upstream"] else "",
         files=tuple(table["files"]),
         extra=table.get("tests", {}) | table.get("docs", {}),
+        benchmark=table.get("benchmark"),
     )
 
 
@@ -85,6 +87,6 @@ def _missing(feature: Feature, overlay: list[str], root: Path) -> list[str]:
     ours = [e for e in feature.files if not any(fnmatchcase(p, e) for p in overlay)]
     return [f"{where}: files: {entry!r} matches no file" for entry in ours] + [
         f"{where}: {path!r} does not exist"
-        for path in feature.extra
+        for path in (*feature.extra, *filter(None, [feature.benchmark]))
         if not (root / path).is_file()
     ]

@@ -14,6 +14,7 @@ from patches.tools.errors import SeriesError
 from patches.tools.export import git_environment
 from patches.tools.features import Feature, read_features
 from patches.tools.pin import ROOT, Pin, read_pin
+from patches.tools.quote import quote_benchmark
 from patches.tools.series import Applied, load_series, overlay_files, wheel_path
 from patches.tools.wheel import EPOCH_1980, UpstreamWheel, fetch
 
@@ -49,7 +50,7 @@ def render_features(
                 repository.restart()
             files = _feature_files(feature, root) | _push(applied, mine)
             if feature.upstream and files:
-                repository.commit(files, _message(feature, pin))
+                repository.commit(files, _message(feature, pin, root))
                 rendered.append(repository.format_last(output, len(rendered) + 1))
         return rendered
 
@@ -83,9 +84,12 @@ def _feature_files(feature: Feature, root: Path) -> dict[str, bytes]:
     }
 
 
-def _message(feature: Feature, pin: Pin) -> str:
-    made = f"Made for {pin.name} {pin.upstream_version}."
-    return f"{feature.title}\n\n{feature.message}\n\n{made}\n"
+def _message(feature: Feature, pin: Pin, root: Path) -> str:
+    parts = [feature.title, feature.message]
+    if feature.benchmark is not None:
+        parts.append(quote_benchmark(feature.benchmark, root))
+    parts.append(f"Made for {pin.name} {pin.upstream_version}.")
+    return "\n\n".join(parts) + "\n"
 
 
 class _Repository:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
+from patches.tools.errors import SeriesError
 from patches.tools.render_pr import render_features
 
 from .conftest import UPSTREAM, Project
@@ -90,3 +92,43 @@ def test_every_feature_can_be_rendered_alone(patched: Project, upstream: Path) -
     assert "a20 = 20\nend = 1\n" in text
     assert "low = 1" not in text
     assert "high = 1" in first.read_text()
+
+
+RUN = {
+    "workload": "swe",
+    "trajectories": 289,
+    "requests": 1000,
+    "refresh": True,
+    "date": "2026-11-30",
+    "machine": "a box, 2 cores",
+}
+
+
+def with_benchmark(project: Project, runs: list[dict[str, object]]) -> None:
+    features = (project.patches / "features.toml").read_text()
+    quoted = 'message = "Alpha helps."\nbenchmark = "results.json"'
+    project.write(
+        "patches/features.toml", features.replace('message = "Alpha helps."', quoted)
+    )
+    project.write("results.json", json.dumps({"runs": runs}))
+
+
+def test_a_message_quotes_the_benchmark_of_its_feature(patched: Project) -> None:
+    seconds = [("lpm", 9.0), ("routing-prefix", 1.0), ("routing-prefix", 3.0)]
+    with_benchmark(
+        patched, [RUN | {"policy": p, "priority_cpu_s": s} for p, s in seconds]
+    )
+
+    first, second = render_features(patched.root / "out", patched.root)
+
+    message = " ".join(first.read_text().split("\n---\n")[0].split())
+    assert "swe, 289 trajectories, 1000 requests, refresh on" in message
+    assert "(a box, 2 cores, 2026-11-30): lpm 9.00, routing-prefix 2.00" in message
+    assert "CPU seconds" not in second.read_text()
+
+
+def test_a_benchmark_that_lacks_a_field_is_named(patched: Project) -> None:
+    with_benchmark(patched, [RUN | {"policy": "lpm"}])
+
+    with pytest.raises(SeriesError, match=r"results.json: .*'priority_cpu_s'"):
+        render_features(patched.root / "out", patched.root)

@@ -116,7 +116,7 @@ def test_identity_is_content_not_position(tmp_path: Path) -> None:
 def test_killed_and_started_again_each_sample_once(tmp_path: Path) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", 100)
     out = tmp_path / "run"
-    with serving(StubWorker(delay_s=0.005)) as url:
+    with serving(StubWorker(delay_s=0.03)) as url:
         command = arguments(tasks, url, out)
         client = start_client(command)
         assert client.stdout is not None

@@ -127,7 +127,9 @@ def test_a_chat_replay_says_the_same_and_hears_as_much(
         assert [t["output_tokens"] for t in new] == [t["output_tokens"] for t in old]
         assert new[0]["input_tokens"] == old[0]["input_tokens"]
         assert all(a["input_tokens"] < b["input_tokens"] for a, b in pairwise(new))
-        assert any(turn["cached_tokens"] for turn in new[1:])
+    # One trajectory may spill to the other worker; all of them do not.
+    later = [turn for row in again for turn in turns_of(row)[1:]]
+    assert any(turn["cached_tokens"] for turn in later)
 
 
 def test_kill_9_in_the_middle_loses_and_repeats_nothing(

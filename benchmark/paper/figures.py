@@ -271,8 +271,13 @@ def router_options(cell: Cell, scale: float) -> dict[str, float]:
     if cell.router_policy != "cache_aware":
         return {}
     if cell.schedule_policy == "fcfs":
-        return {"balance_abs_threshold": 0, "balance_rel_threshold": 1.6666667}
-    return {"balance_abs_threshold": round(64 * scale), "balance_rel_threshold": 1.5}
+        thresholds = {"balance_abs_threshold": 0, "balance_rel_threshold": 1.6666667}
+    else:
+        thresholds = {
+            "balance_abs_threshold": round(64 * scale),
+            "balance_rel_threshold": 1.5,
+        }
+    return thresholds | {"first_holder": True}
 
 
 # The cheap ones first, so that something is there early.

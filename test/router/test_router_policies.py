@@ -224,6 +224,38 @@ def test_cache_aware_gives_affinity_up_when_loads_are_far_apart():
     assert choice.worker != home
 
 
+@pytest.mark.parametrize("first_holder", [False, True])
+def test_cache_aware_shares_a_common_prefix_or_leaves_it_to_its_first_holder(
+    first_holder: bool,
+) -> None:
+    """As many agents do: every first request begins with the same system prompt."""
+    policy = CacheAware(WORKERS[:2], first_holder=first_holder, balance_abs_threshold=4)
+    loads = idle(2)
+    branches = []
+    for number in range(60):
+        text = "s" * 640 + f"{number:03d}" * 200
+        choice = policy.choose(None, loads, text)
+        branches.append(choice.branch)
+        loads[choice.worker] += 1
+    assert branches[0] == "miss"
+    assert "imbalance" in branches
+    if first_holder:
+        assert sorted(loads.values()) == [24, 36]  # as far apart as is allowed
+    else:
+        assert sorted(loads.values()) == [30, 30]
+
+
+def test_cache_aware_forgets_which_worker_was_first():
+    policy = CacheAware(WORKERS[:2], first_holder=True, balance_abs_threshold=0)
+    text = "a" * 640
+    first = policy.pick(None, idle(2), text)
+    other = policy.pick(None, idle(2) | {first: 9}, text)
+    assert other != first
+    assert policy.pick(None, idle(2), text) == first
+    policy.update_workers([other])
+    assert policy.pick(None, {other: 0}, text) == other
+
+
 def test_cache_aware_forgets_the_least_recently_used_and_removed_workers():
     policy = CacheAware(WORKERS[:1], max_tree_size=640)
     for letter in "abc":

@@ -13,7 +13,7 @@ from sglang_agent.records import EnvironmentStage, InferenceStage, TrajectoryRec
 from sglang_agent.simulate.wire import Segment
 
 # One letter of the text that a prefix-matching router sees stands for so many tokens.
-TOKENS_PER_LETTER = 16
+TOKENS_PER_LETTER = 4
 
 
 class Job(NamedTuple):
@@ -95,10 +95,13 @@ def mean_final_context(scripts: Sequence[TrajectoryScript]) -> float:
 
 def text_of(segments: Iterable[Segment]) -> str:
     """Letters that share prefixes as the tokens do, for routers that match text."""
-    return "".join(
-        f"{segment.seed:016x}" * (segment.length // TOKENS_PER_LETTER // 16 + 1)
-        for segment in segments
-    )
+    return "".join(_letters_of(segment) for segment in segments)
+
+
+def _letters_of(segment: Segment) -> str:
+    count = -(-segment.length // TOKENS_PER_LETTER)
+    word = f"{segment.seed:016x}"
+    return (word * (count // len(word) + 1))[:count]
 
 
 def _head(record: TrajectoryRecord) -> Segment | None:

@@ -1,9 +1,14 @@
 """Cache-aware routing: guess from the prompt text which worker holds the prefix.
 
-The rule is smg's: when loads are unbalanced take the least loaded worker; otherwise
-the worker that was sent the longest matching prefix, if that covers enough of the
-prompt; otherwise the least loaded one. Prefixes are remembered as a chain of hashes
-over blocks of characters instead of a radix tree, so a match is exact to one block.
+When loads are unbalanced take the least loaded worker; otherwise the worker that was
+sent the longest matching prefix, if that covers enough of the prompt; otherwise the
+least loaded one. Prefixes are remembered as a chain of hashes over blocks of characters
+instead of a radix tree, so a match is exact to one block.
+
+Of several workers that were sent the same prefix, the least loaded one is taken, as smg
+does. SGLang's own gateway takes the one that was sent it first: with a system prompt
+that makes up enough of a first request, every new conversation goes to one worker until
+the loads are unbalanced. ``first_holder`` gives that rule, to compare with.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ class CacheAware(Policy):
         balance_rel_threshold: multiple of the least load that must be exceeded too.
         max_tree_size: characters remembered over all workers; the least recently
             used blocks are dropped.
+        first_holder: of equal matches take the worker that was sent the prefix first.
     """
 
     name = "cache_aware"
@@ -42,6 +48,7 @@ class CacheAware(Policy):
         balance_abs_threshold: int = 64,
         balance_rel_threshold: float = 1.5,
         max_tree_size: int = 2**26,
+        first_holder: bool = False,
     ) -> None:
         if not 0.0 <= cache_threshold <= 1.0:
             raise PolicyError(
@@ -56,7 +63,9 @@ class CacheAware(Policy):
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
         self._max_blocks = max_tree_size // BLOCK_CHARACTERS
+        self._first_holder = first_holder
         self._holders: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._firsts: dict[int, str] = {}
         self._turn = 0
         super().__init__(workers)
 
@@ -64,6 +73,7 @@ class CacheAware(Policy):
         known = frozenset(workers)
         for entry in [entry for entry in self._holders if entry[0] not in known]:
             del self._holders[entry]
+            self._forget_first(*entry)
 
     def choose(
         self, label: str | None, loads: Mapping[str, int], text: str | None = None
@@ -86,6 +96,9 @@ class CacheAware(Policy):
         if not blocks or best == 0 or best < self.cache_threshold * len(blocks):
             return Choice(least_loaded(loads, self._turn), "miss")
         holders = {worker: loads[worker] for worker, n in matched.items() if n == best}
+        first = self._firsts.get(blocks[best - 1])
+        if first in holders:
+            return Choice(first, "prefix")
         return Choice(least_loaded(holders, self._turn), "prefix")
 
     def _matched(self, worker: str, blocks: list[int]) -> int:
@@ -99,8 +112,15 @@ class CacheAware(Policy):
         for block in reversed(blocks):  # the head is dropped last
             self._holders[worker, block] = None
             self._holders.move_to_end((worker, block))
+            if self._first_holder:
+                self._firsts.setdefault(block, worker)
         while len(self._holders) > self._max_blocks:
-            self._holders.popitem(last=False)
+            dropped, _ = self._holders.popitem(last=False)
+            self._forget_first(*dropped)
+
+    def _forget_first(self, worker: str, block: int) -> None:
+        if self._firsts.get(block) == worker:
+            del self._firsts[block]
 
 
 def _block_hashes(text: str) -> Iterator[int]:

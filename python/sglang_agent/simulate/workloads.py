@@ -34,8 +34,10 @@ class Workload(NamedTuple):
     """The marginals of one workload.
 
     ``single_turn_share`` of the trajectories have one turn. The sigmas are those of
-    the logarithms. Environment seconds are None where the paper's replay has none;
-    ``environment_task_sigma`` is the part of their spread that a whole trajectory shares.
+    the logarithms. Environment seconds are None where the paper's replay has none; their
+    mean is met exactly. One trajectory has ``longest_turns`` turns and comes after the
+    share ``longest_place`` of the others. A trajectory with more turns than
+    ``full_growth_turns`` grows slower, to the context of one that has so many.
     """
 
     trajectories: int
@@ -51,7 +53,9 @@ class Workload(NamedTuple):
     single_turn_context_tokens: int = 0
     environment_mean_s: float | None = None
     environment_sigma: float = 0.0
-    environment_task_sigma: float = 0.0
+    longest_turns: int | None = None
+    longest_place: float = 0.0
+    full_growth_turns: int | None = None
 
     @property
     def final_context_tokens(self) -> float:
@@ -115,20 +119,25 @@ WORKLOADS: dict[str, Workload] = {
         environment_mean_s=18.0,
         environment_sigma=1.0,
     ),
-    # Requests, output and environment time of this one are not published; they are
-    # chosen so that one sample at a time spends about 40% of its time in inference.
+    # Requests, output, environment time and the longest trajectory of this one are not
+    # published; they are fitted to FCFS's makespans and tails in figures 11 and 12. Those
+    # tails last about as long on three slots as on five: what ends the batch is not the
+    # environment's capacity but a chain so deep that turn after turn takes that long.
     "mcp_atlas": Workload(
         trajectories=495,
         requests=4_950,
-        output_tokens=990_000,
+        output_tokens=742_500,
         r_bal=0.14,
         shared_tokens=10_000,
         first_prompt_tokens=12_000,
         turns_sigma=0.7,
         output_sigma=0.7,
         added_sigma=1.0,
-        environment_mean_s=5.3,
+        environment_mean_s=6.13,
         environment_sigma=0.9,
+        longest_turns=200,
+        longest_place=0.3,
+        full_growth_turns=30,
     ),
 }
 
@@ -150,13 +159,16 @@ def generate(name: str, *, scale: float = 1.0, seed: int = 0) -> list[Trajectory
     turns = _turns(workload, rng)
     outputs = _split(workload.output_tokens, sum(turns), workload.output_sigma, rng)
     added = _added(workload, turns, sum(outputs), rng)
+    durations_s = _durations(workload, sum(turns) - len(turns), rng)
     records = []
     place = 0
     for index, count in enumerate(turns):
         here = slice(place, place + count)
+        jobs = slice(place - index, place - index + count - 1)
         place += count
         label = f"{name}-{index}"
-        records.append(_record(label, workload, outputs[here], added[here], rng))
+        record = _record(label, workload, outputs[here], added[here], durations_s[jobs])
+        records.append(record)
     return share_of(records, scale)
 
 
@@ -179,15 +191,17 @@ def _input_tokens(record: TrajectoryRecord) -> int:
 
 def _turns(workload: Workload, rng: random.Random) -> list[int]:
     singles = round(workload.trajectories * workload.single_turn_share)
+    longest = [workload.longest_turns] if workload.longest_turns else []
     others = _split(
-        workload.requests - singles,
-        workload.trajectories - singles,
+        workload.requests - singles - sum(longest),
+        workload.trajectories - singles - len(longest),
         workload.turns_sigma,
         rng,
     )
     turns = [1] * singles + others
     rng.shuffle(turns)
-    return turns
+    place = round(workload.longest_place * len(turns))
+    return turns[:place] + longest + turns[place:]
 
 
 def _added(
@@ -201,7 +215,9 @@ def _added(
     responses = (
         whole - output_tokens - of_singles - multi * workload.first_prompt_tokens
     )
-    later = _split(responses, sum(turns) - len(turns), workload.added_sigma, rng)
+    full = workload.full_growth_turns or max(turns)
+    pace = [min(1.0, full / count) for count in turns for _ in range(count - 1)]
+    later = _split(responses, len(pace), workload.added_sigma, rng, pace)
     grown = iter(later)
     added = []
     for count in turns:
@@ -216,11 +232,10 @@ def _record(
     workload: Workload,
     outputs: Sequence[int],
     added: Sequence[int],
-    rng: random.Random,
+    durations_s: Sequence[float],
 ) -> TrajectoryRecord:
     stages: list[Stage] = []
     context = 0
-    pace = _lognormal(workload.environment_task_sigma, rng)
     for turn, (output, more) in enumerate(zip(outputs, added, strict=True), start=1):
         context += more
         stages.append(
@@ -236,8 +251,16 @@ def _record(
         )
         context += output
         if turn < len(outputs):
-            response = added[turn]
-            stages.append(_environment(turn, workload, pace, response, rng))
+            stages.append(
+                EnvironmentStage(
+                    turn=turn,
+                    operations=[],
+                    queued_s=0.0,
+                    started_s=0.0,
+                    ended_s=durations_s[turn - 1],
+                    response_tokens=added[turn],
+                )
+            )
     return TrajectoryRecord(
         label=label,
         sample_id=label,
@@ -251,31 +274,26 @@ def _record(
     )
 
 
-def _environment(
-    turn: int, workload: Workload, pace: float, response: int, rng: random.Random
-) -> EnvironmentStage:
-    duration_s = 0.0
-    if workload.environment_mean_s is not None:
-        spread = _lognormal(workload.environment_sigma, rng)
-        duration_s = workload.environment_mean_s * pace * spread
-    return EnvironmentStage(
-        turn=turn,
-        operations=[],
-        queued_s=0.0,
-        started_s=0.0,
-        ended_s=duration_s,
-        response_tokens=response,
-    )
+def _durations(workload: Workload, jobs: int, rng: random.Random) -> list[float]:
+    """Seconds of every environment job, with exactly the workload's mean."""
+    if workload.environment_mean_s is None:
+        return [0.0] * jobs
+    drawn = [rng.lognormvariate(0.0, workload.environment_sigma) for _ in range(jobs)]
+    scale = workload.environment_mean_s * jobs / sum(drawn)
+    return [seconds * scale for seconds in drawn]
 
 
-def _lognormal(sigma: float, rng: random.Random) -> float:
-    """A factor with mean 1; nothing is drawn when there is no spread."""
-    return rng.lognormvariate(-(sigma**2) / 2, sigma) if sigma else 1.0
-
-
-def _split(total: int, parts: int, sigma: float, rng: random.Random) -> list[int]:
-    """``parts`` log-normal integers of at least 1 that add up to ``total``."""
+def _split(
+    total: int,
+    parts: int,
+    sigma: float,
+    rng: random.Random,
+    factors: Sequence[float] | None = None,
+) -> list[int]:
+    """``parts`` log-normal integers of at least 1, times factors, that add to ``total``."""
     weights = [rng.lognormvariate(0.0, sigma) for _ in range(parts)]
+    if factors is not None:
+        weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
     free = total - parts
     scale = free / sum(weights)
     shares = [weight * scale for weight in weights]

@@ -7,6 +7,10 @@ from types import ModuleType
 
 import pytest
 
+from sglang_agent.simulate.script import script_of
+
+from .batches import make_trace
+
 PAPER = Path(__file__).resolve().parents[2] / "benchmark" / "paper"
 
 
@@ -135,3 +139,19 @@ def test_makespans_are_compared_over_the_reference_of_their_batch(
     assert any("figure-8" in line and "2 of 9" in line for line in lines)
     assert "2 of" in claims.cost_line(store)
     assert "14 CPU seconds" in claims.cost_line(store)
+
+
+def test_job_orders_are_compared_with_the_gates_alone(load) -> None:
+    order, figures = load("job_order"), load("figures")
+    scripts = [script_of(record) for record in make_trace(4, 4)]
+    turns = [turn for script in scripts for turn in script.turns]
+    tokens = sum(turn.output.length + 1 for turn in turns)
+    turns_s = len(turns) * order.TURN_S + tokens * order.OUTPUT_TOKEN_S
+    jobs_s = sum(turn.job.duration_s for turn in turns if turn.job)
+    one_by_one = order.run(scripts, figures.mcp(3, 1))
+    assert jobs_s > 0
+    assert one_by_one.makespan * 60 == pytest.approx(turns_s + jobs_s)
+    together = order.run(scripts, figures.mcp(3, 4, "caas"))
+    assert max(turns_s, jobs_s) / 4 < together.makespan * 60 < turns_s
+    many = [script_of(record) for record in make_trace(60, 4)]
+    assert [row.split(" | ")[0] for row in order.rows(many)] == ["3", "5"]

@@ -8,7 +8,7 @@ import pytest
 from sglang_agent.errors import UsageError
 from sglang_agent.records import InferenceStage, TrajectoryRecord
 from sglang_agent.report import build_report
-from sglang_agent.simulate.advice import advice
+from sglang_agent.simulate.advice import advice, describe
 from sglang_agent.simulate.capacity import balanced_ratio, capacity
 from sglang_agent.simulate.cost_model import load_deployment, names
 from sglang_agent.simulate.heatmap import render_text, write_png
@@ -260,6 +260,13 @@ def test_advice_names_the_safe_concurrency_and_the_factor() -> None:
     assert "16: 3,400 (3.40x)" in lines
     assert "--mamba-full-memory-ratio 0.1" in lines
     assert "--sample-concurrency 16" in lines  # the shorter batch is still recommended
+
+
+def test_a_ratio_that_was_derived_is_shown_with_four_digits() -> None:
+    report = msgspec.structs.replace(build_report([], {}), makespan_s=60.0)
+    point = Point({"ratio": 0.0913751234567}, False, report, [])
+    assert describe(point) == "ratio=0.09138"
+    assert "\n0.09138 " in render_text([point], lambda _: False)
 
 
 def test_a_cell_that_ran_out_of_time_is_neither_best_nor_safe() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang_agent.simulate.settings import SimulationSettings
-from sglang_agent.simulate.sweep import Point, best
+from sglang_agent.simulate.sweep import Point, best, shown
 
 # More new prefill than this times the least means that the cache no longer holds.
 SAFE_FACTOR = 1.25
@@ -34,7 +34,8 @@ def advice(points: Sequence[Point], settings: SimulationSettings) -> list[str]:
 def describe(point: Point) -> str:
     """The varied settings, as on the command line."""
     return " ".join(
-        f"{axis.replace('_', '-')}={value}" for axis, value in point.varied.items()
+        f"{axis.replace('_', '-')}={shown(value)}"
+        for axis, value in point.varied.items()
     )
 
 
@@ -83,7 +84,7 @@ def flags(point: Point, settings: SimulationSettings) -> Iterator[str]:
     ratio = value_of(point, "ratio", settings)
     worker = [f"--schedule-policy {value_of(point, 'schedule_policy', settings)}"]
     if ratio is not None:
-        worker.append(f"--mamba-full-memory-ratio {ratio:.4g}")
+        worker.append(f"--mamba-full-memory-ratio {shown(ratio)}")
     worker.append(f"--mamba-max-states-per-path {settings.max_states_per_path}")
     yield f"worker flags: {' '.join(worker)}"
     yield f"gateway flags: --policy {value_of(point, 'router_policy', settings)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_agent.errors import UsageError
-from sglang_agent.simulate.sweep import Point, best
+from sglang_agent.simulate.sweep import Point, best, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ class Grid(NamedTuple):
     columns: str
     down: list[Any]
     across: list[Any]
-    shown: dict[tuple[Any, Any], Point]
+    points: dict[tuple[Any, Any], Point]
 
 
 def lay_out(points: Sequence[Point]) -> Grid:
@@ -36,14 +36,14 @@ def lay_out(points: Sequence[Point]) -> Grid:
     spread = {n: len({str(p.varied[n]) for p in points}) for n in names}
     ordered = sorted(names, key=lambda n: -spread[n])[:2]
     rows, columns = [*sorted(ordered, key=names.index), ""][:2]
-    shown: dict[tuple[Any, Any], Point] = {}
+    cells: dict[tuple[Any, Any], Point] = {}
     for point in points:
         key = (point.varied.get(rows), point.varied.get(columns))
-        if key not in shown or _better(point, shown[key]):
-            shown[key] = point
-    down = list(dict.fromkeys(row for row, _ in shown))
-    across = list(dict.fromkeys(column for _, column in shown))
-    return Grid(rows, columns, down, across, shown)
+        if key not in cells or _better(point, cells[key]):
+            cells[key] = point
+    down = list(dict.fromkeys(row for row, _ in cells))
+    across = list(dict.fromkeys(column for _, column in cells))
+    return Grid(rows, columns, down, across, cells)
 
 
 def render_text(points: Sequence[Point], is_model: Callable[[Point], bool]) -> str:
@@ -51,12 +51,14 @@ def render_text(points: Sequence[Point], is_model: Callable[[Point], bool]) -> s
     grid = lay_out(points)
     chosen = best(points)
     name, columns = (axis.replace("_", "-") for axis in (grid.rows, grid.columns))
-    width = max(len(name), *(len(str(value)) for value in grid.down)) + 1
+    width = max(len(name), *(len(shown(value)) for value in grid.down)) + 1
     lines = [f"makespan (min, simulated), columns: {columns or 'none'}"]
-    lines.append(name.ljust(width) + "".join(f"{v!s:>10}" for v in grid.across))
+    lines.append(name.ljust(width) + "".join(f"{shown(v):>10}" for v in grid.across))
     for row in grid.down:
-        texts = [_cell(grid.shown.get((row, c)), chosen, is_model) for c in grid.across]
-        lines.append(str(row).ljust(width) + "".join(f"{t:>10}" for t in texts))
+        texts = [
+            _cell(grid.points.get((row, c)), chosen, is_model) for c in grid.across
+        ]
+        lines.append(shown(row).ljust(width) + "".join(f"{t:>10}" for t in texts))
     lines.append(f"{MODEL_MARK} capacity model, {BEST_MARK} shortest, TO time limit")
     return "\n".join(lines)
 
@@ -76,13 +78,13 @@ def write_png(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     values = [
-        [_minutes(grid.shown.get((r, c))) for c in grid.across] for r in grid.down
+        [_minutes(grid.points.get((r, c))) for c in grid.across] for r in grid.down
     ]
     image = axes.imshow(values, aspect="auto", cmap="viridis_r")
     figure.colorbar(image, ax=axes, label="makespan (min, simulated)")
     _write_cells(axes, grid, is_model, best(points))
-    axes.set_xticks(range(len(grid.across)), [str(value) for value in grid.across])
-    axes.set_yticks(range(len(grid.down)), [str(value) for value in grid.down])
+    axes.set_xticks(range(len(grid.across)), [shown(value) for value in grid.across])
+    axes.set_yticks(range(len(grid.down)), [shown(value) for value in grid.down])
     axes.set_xlabel(grid.columns.replace("_", " "))
     axes.set_ylabel(grid.rows.replace("_", " "))
     axes.set_title(f"{title}\nblack: capacity model, magenta: shortest", fontsize=9)
@@ -94,7 +96,7 @@ def _write_cells(
 ) -> None:
     for y, row in enumerate(grid.down):
         for x, column in enumerate(grid.across):
-            point = grid.shown.get((row, column))
+            point = grid.points.get((row, column))
             if point is None:
                 continue
             text = _cell(point, None, lambda _: False)

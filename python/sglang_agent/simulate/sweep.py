@@ -39,6 +39,11 @@ class Point(NamedTuple):
     workers: list[Any]
 
 
+def shown(value: Any) -> str:
+    """A value of an axis for people; four digits of a derived ratio are enough."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def parse_axes(
     words: Sequence[str], ratios: Mapping[str, float]
 ) -> dict[str, list[Any]]:

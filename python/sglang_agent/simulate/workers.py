@@ -23,15 +23,17 @@ class WorkerPool:
 
     ``python`` is an interpreter that has the patched SGLang installed. The first
     worker waits for the import, the others only fork. ``environment`` is added to the
-    workers' environment variables.
+    workers' environment variables. ``program`` is what the interpreter runs: another
+    one than the worker itself can measure it.
     """
 
     def __init__(
         self,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "sglang.virtual_worker"),
     ) -> None:
-        self._python = python
+        self._command = [python, *program, "--fork"]
         self._environment = dict(environment or {})
 
     def __enter__(self) -> WorkerPool:
@@ -41,7 +43,7 @@ class WorkerPool:
             cleanup.callback(ours.close)
             with theirs:
                 self._process = subprocess.Popen(
-                    [self._python, "-m", "sglang.virtual_worker", "--fork"],
+                    self._command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._log.fileno(),

@@ -118,6 +118,12 @@ def test_a_scaled_deployment_keeps_time_and_capacity_in_proportion() -> None:
     assert part.passes.prefill_token_s == pytest.approx(
         8 * whole.passes.prefill_token_s
     )
+    # The queue is an eighth as long; that it is ordered less often, the worker knows.
+    assert part.passes.waiting_token_s == pytest.approx(
+        8 * whole.passes.waiting_token_s
+    )
+    cost = SimulationSettings(deployment=part, sample_concurrency=1).worker_config()
+    assert cost["cost"]["scale"] == 1 / 8
     context = 70_000
     of_part, of_whole = (capacity(d, 0.1, context) for d in (part, whole))
     assert of_part.trajectories * 8 == pytest.approx(of_whole.trajectories)

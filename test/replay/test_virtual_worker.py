@@ -47,6 +47,55 @@ def test_fast_forward_changes_nothing(
     assert fast.workers[0].decode_passes == slow.workers[0].decode_passes
 
 
+ORDERING = msgspec.structs.replace(
+    SMALL.passes, waiting_token_s=2e-9, lookup_token_s=1e-9, walked_token_s=4e-9
+)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "routing-prefix"])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_ordering_the_queue_takes_time(
+    pool: WorkerPool, policy: str, scale: float
+) -> None:
+    trace = make_trace(12, 4)
+    free = msgspec.structs.replace(TIGHT, scale=scale)
+    charged = msgspec.structs.replace(free, passes=ORDERING)
+    settings = {"schedule_policy": policy, "sample_concurrency": 12}
+    fast, again = (run(pool, trace, charged, **settings) for _ in range(2))
+    slow = run(pool, trace, charged, fast_forward=False, **settings)
+    assert log_of(fast) == log_of(again) == log_of(slow)
+    assert fast.workers[0].fast_forwarded_passes > 0
+    (worker,) = fast.workers
+    counts = (
+        worker.priority_waiting_tokens,
+        worker.priority_tokens,
+        worker.priority_walked_tokens,
+    )
+    expected = sum(c * t for c, t in zip((2e-9, 1e-9, 4e-9), counts, strict=True))
+    assert worker.priority_seconds == pytest.approx(expected, abs=1e-6)
+    ended = max(record.ended_s for record in fast.records)
+    busy = worker.prefill_seconds + worker.decode_seconds + worker.priority_seconds
+    assert busy <= ended
+    if policy == "fcfs":
+        assert counts == (0, 0, 0)
+        assert log_of(run(pool, trace, free, **settings)) == log_of(fast)
+    else:
+        assert min(counts[:2]) > 0
+        assert log_of(run(pool, trace, free, **settings)) != log_of(fast)
+    assert (counts[2] > 0) == (policy == "dfs-weight")
+
+
+def test_routing_prefix_looks_up_less_than_it_goes_over(pool: WorkerPool) -> None:
+    """It asks the cache once a request; lpm asks for all that wait in every pass."""
+    trace = make_trace(12, 4)
+    ours, lpm = (
+        run(pool, trace, TIGHT, schedule_policy=policy, sample_concurrency=12)
+        for policy in ("routing-prefix", "lpm")
+    )
+    assert 0 < ours.workers[0].priority_tokens < ours.workers[0].priority_waiting_tokens
+    assert lpm.workers[0].priority_tokens >= lpm.workers[0].priority_waiting_tokens
+
+
 @pytest.mark.parametrize(("strategy", "page"), [("no_buffer", 1), ("extra_buffer", 64)])
 def test_fast_forward_goes_on_in_a_full_pool(
     pool: WorkerPool, strategy: str, page: int

@@ -1,9 +1,11 @@
-"""How long a forward pass takes: the virtual clock's only source of time.
+"""How long a pass takes: the virtual clock's only source of time.
 
 A prefill pass that computes ``n_i`` new tokens after ``p_i`` cached or earlier ones
 takes ``pass + prefill_token * sum(n_i) + prefill_context * sum(n_i * (p_i + n_i / 2))``;
 a decode pass over requests with contexts ``c_i`` takes ``pass + decode_request * batch
-+ decode_context * sum(c_i)``. Durations are rounded to whole nanoseconds each, so that
++ decode_context * sum(c_i)``. Ordering the waiting queue for a pass comes on top
+(:mod:`sglang.virtual.priority` says of what): ``waiting_token * waiting + lookup_token *
+looked up + walked_token * walked``. Durations are rounded to whole nanoseconds each, so that
 adding up many passes is exact in any grouping.
 """
 
@@ -30,6 +32,10 @@ class PassCost:
         self._prefill_context = model.prefill_context_s * NS
         self._decode_request = model.decode_request_s * NS
         self._decode_context = model.decode_context_s * NS
+        self._waiting_token = model.waiting_token_s * NS
+        self._lookup_token = model.lookup_token_s * NS
+        self._walked_token = model.walked_token_s * NS
+        self.scale = model.scale
         self.floor_ns = max(1, int(self._pass))
 
     def prefill_ns(self, new_and_prefix: list[tuple[int, int]]) -> int:
@@ -39,6 +45,14 @@ class PassCost:
             self._pass
             + self._prefill_token * new_tokens
             + self._prefill_context * context_products(new_and_prefix)
+        )
+
+    def priority_ns(self, waiting: int, looked_up: int, walked: int) -> float:
+        """Ordering the queue once; all three in tokens. Not rounded."""
+        return (
+            self._waiting_token * waiting
+            + self._lookup_token * looked_up
+            + self._walked_token * walked
         )
 
     def decode_ns(self, batch: int, context_tokens: int) -> int:

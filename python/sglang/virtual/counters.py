@@ -1,59 +1,21 @@
-"""What a virtual worker counts, and how it measures CPU time."""
+"""What a virtual worker counts."""
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sglang.virtual.cost import NS, context_products
+from sglang.virtual.priority import PriorityMeter
 from sglang.virtual.protocol import Statistics
-
-
-@dataclass
-class Meter:
-    """CPU and wall seconds spent in one function, and prompt tokens it looks up."""
-
-    calls: int = 0
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    tokens: int = 0
-    inside: bool = False
-
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, measured."""
-
-        def metered(*args: Any, **kwargs: Any) -> Any:
-            cpu, wall = time.thread_time(), time.perf_counter()
-            self.inside = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.inside = False
-                self.cpu_s += time.thread_time() - cpu
-                self.wall_s += time.perf_counter() - wall
-                self.calls += 1
-
-        return metered
-
-    def wrap_lookup(self, match_prefix: Callable[..., Any]) -> Callable[..., Any]:
-        """``match_prefix``, counting what the measured function looks up."""
-
-        def counted(params: Any) -> Any:
-            if self.inside:
-                self.tokens += len(params.key)
-            return match_prefix(params)
-
-        return counted
 
 
 @dataclass
 class Counters:
     """Sums over all passes; durations are virtual nanoseconds."""
 
-    priority: Meter = field(default_factory=Meter)
     prefill_passes: int = 0
     decode_passes: int = 0
     fast_forwarded_passes: int = 0
@@ -66,6 +28,11 @@ class Counters:
     finished: int = 0
     retractions: int = 0
     waiting_peak: int = 0
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self.prefill_passes + self.decode_passes
 
     def prefill(self, pairs: list[tuple[int, int]], duration_ns: int) -> None:
         """Count one prefill pass; pairs of (new tokens, tokens before them)."""
@@ -86,7 +53,7 @@ class Counters:
         )
         self.decode_ns += duration_ns
 
-    def statistics(self, engine: dict[str, Any]) -> Statistics:
+    def statistics(self, priority: PriorityMeter, engine: dict[str, Any]) -> Statistics:
         """The counters as they go over the wire."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return Statistics(
@@ -101,10 +68,13 @@ class Counters:
             decode_context_steps=self.decode_context_steps,
             finished=self.finished,
             retractions=self.retractions,
-            priority_calls=self.priority.calls,
-            priority_tokens=self.priority.tokens,
-            priority_cpu_s=self.priority.cpu_s,
-            priority_wall_s=self.priority.wall_s,
+            priority_calls=priority.calls,
+            priority_waiting_tokens=round(priority.waiting_tokens),
+            priority_tokens=round(priority.lookup_tokens),
+            priority_walked_tokens=round(priority.walked_tokens),
+            priority_seconds=priority.charged_ns / NS,
+            priority_cpu_s=priority.cpu_s,
+            priority_wall_s=priority.wall_s,
             waiting_peak=self.waiting_peak,
             cpu_s=time.process_time(),
             peak_memory_bytes=peak_kib * 1024,

@@ -19,6 +19,7 @@ from sglang.virtual import fast_forward
 from sglang.virtual.boot import boot
 from sglang.virtual.cost import PassCost
 from sglang.virtual.counters import Counters
+from sglang.virtual.priority import PriorityMeter
 from sglang.virtual.protocol import (
     Finished,
     Progress,
@@ -41,16 +42,14 @@ class VirtualEngine:
         self._config = config
         self._cost = PassCost(config.cost)
         self._counters = Counters()
+        self._priority = PriorityMeter(self._cost, lambda: self._counters.passes)
         self._prompts = PromptBuilder()
         self._arrivals: list[tuple[int, int, Request]] = []
         self._sequence = itertools.count()
         self._now_ns = 0
         self._nothing_to_run = True
         self._scheduler = boot(config, cleanup)
-        policy = self._scheduler.policy
-        priority, tree = self._counters.priority, policy.tree_cache
-        policy.calc_priority = priority.wrap(policy.calc_priority)
-        tree.match_prefix = priority.wrap_lookup(tree.match_prefix)
+        self._priority.attach(self._scheduler.policy)
         self._libc = ctypes.CDLL(ctypes.util.find_library("c"))
 
     # -- what the protocol asks for ---------------------------------------------
@@ -90,7 +89,7 @@ class VirtualEngine:
 
     def statistics(self) -> Statistics:
         """Counters so far."""
-        return self._counters.statistics(self._engine_counters())
+        return self._counters.statistics(self._priority, self._engine_counters())
 
     def check_idle(self) -> None:
         """Run the scheduler's own leak checks (they raise), unless work is left."""
@@ -130,6 +129,7 @@ class VirtualEngine:
             self._counters.waiting_peak, len(scheduler.waiting_queue)
         )
         batch = scheduler.next_batch()
+        self._now_ns += self._priority.take_ns()
         if batch:
             self._run(batch)
         self._nothing_to_run = not batch

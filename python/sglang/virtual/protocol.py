@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,13 +51,21 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds that one forward pass takes; see :mod:`sglang.virtual.cost`."""
+    """Seconds that one pass takes; see :mod:`sglang.virtual.cost`.
+
+    The last three coefficients are of ordering the waiting queue; 0 charges nothing
+    for it. ``scale`` is the share of a whole worker that this one stands for.
+    """
 
     pass_s: float
     prefill_token_s: float
     prefill_context_s: float
     decode_request_s: float
     decode_context_s: float
+    waiting_token_s: float = 0.0
+    lookup_token_s: float = 0.0
+    walked_token_s: float = 0.0
+    scale: float = 1.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +168,11 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="type"):
 
 
 class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"):
-    """Counters since the start; seconds of CPU are this process's own."""
+    """Counters since the start; seconds of CPU are this process's own.
+
+    ``priority_tokens`` were looked up, ``priority_seconds`` are virtual; see
+    :class:`sglang.virtual.priority.PriorityMeter`.
+    """
 
     prefill_passes: int
     decode_passes: int
@@ -174,7 +186,10 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"
     finished: int
     retractions: int
     priority_calls: int
+    priority_waiting_tokens: int
     priority_tokens: int
+    priority_walked_tokens: int
+    priority_seconds: float
     priority_cpu_s: float
     priority_wall_s: float
     waiting_peak: int

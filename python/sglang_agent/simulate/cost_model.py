@@ -17,11 +17,15 @@ FOLDER = Path(__file__).parent / "cost_models"
 
 
 class PassCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds per forward pass, per token, per request and per token of context.
+    """Seconds per pass, per token, per request and per token of context.
 
     A prefill pass takes ``pass_s + prefill_token_s * new + prefill_context_s *
     sum(new_i * (before_i + new_i / 2))``, a decode pass ``pass_s + decode_request_s *
-    batch + decode_context_s * sum(context_i)``.
+    batch + decode_context_s * sum(context_i)``. A policy that matches prefixes adds
+    ``waiting_token_s`` for every prompt token of the requests that wait in a pass,
+    ``lookup_token_s`` for every one that it looks up, and ``walked_token_s`` for every
+    token in the cache when it walks the tree (dfs-weight); see
+    :mod:`sglang.virtual.priority`.
     """
 
     pass_s: float
@@ -29,6 +33,9 @@ class PassCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_context_s: float
     decode_request_s: float
     decode_context_s: float
+    waiting_token_s: float = 0.0
+    lookup_token_s: float = 0.0
+    walked_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
@@ -67,6 +74,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Per-token and per-request costs are divided by the scale, the cost of a pass is
         not. A batch of ``scale`` times the trajectories then takes about as long as
         the whole batch takes on the whole worker. Contexts are not scaled.
+
+        So are those of ordering the queue, because queue and cache are that much
+        smaller; that it is also ordered less often is the worker's to charge.
         """
         passes = PassCosts(
             pass_s=self.passes.pass_s,
@@ -74,6 +84,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             prefill_context_s=self.passes.prefill_context_s / scale,
             decode_request_s=self.passes.decode_request_s / scale,
             decode_context_s=self.passes.decode_context_s / scale,
+            waiting_token_s=self.passes.waiting_token_s / scale,
+            lookup_token_s=self.passes.lookup_token_s / scale,
+            walked_token_s=self.passes.walked_token_s / scale,
         )
         chunk = max(1, round(self.chunked_prefill_tokens * scale))
         return msgspec.structs.replace(

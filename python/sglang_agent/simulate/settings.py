@@ -61,7 +61,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
         """The worker's side of the settings, as the protocol wants it."""
         d = self.deployment
         return {
-            "cost": msgspec.structs.asdict(d.passes),
+            "cost": {**msgspec.structs.asdict(d.passes), "scale": d.scale},
             "kv_bytes_per_token": d.kv_bytes_per_token,
             "state_bytes_per_slot": d.state_bytes_per_slot,
             "cache_bytes": d.cache_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 FOREVER_NS = 1 << 62
 
 
@@ -80,7 +80,10 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"
     finished: int
     retractions: int
     priority_calls: int
+    priority_waiting_tokens: int
     priority_tokens: int
+    priority_walked_tokens: int
+    priority_seconds: float
     priority_cpu_s: float
     priority_wall_s: float
     waiting_peak: int

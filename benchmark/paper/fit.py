@@ -6,7 +6,8 @@ coefficient was charged, solve for non-negative coefficients that bring the rela
 errors down (of the cells, and of what lost reuse costs), and repeat if wanted, because other durations change the schedule a little.
 The errors given are those of the last round's counts with the new coefficients. Only
 cells with intact reuse take part; what happens past a cliff is left to the scheduler.
-The published time per output token (table A3) is compared, not fitted.
+The published time per output token (table A3) is compared, not fitted. What ordering the
+waiting queue costs is kept: fcfs is charged nothing for it (``fit_priority.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from reproduce import ENGINE_ENVIRONMENT
 
 from sgl_router.policies import make_policy
 from sglang_agent.simulate import (
@@ -95,14 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
     deployment = load_deployment(options.start)
-    with WorkerPool() as pool:
+    with WorkerPool(environment=ENGINE_ENVIRONMENT) as pool:
         for number in range(1, options.rounds + 1):
             charges = measure(deployment, options.scale, pool)
             errors = relative_errors(charges, deployment.passes)
             print(f"round {number}: errors {format_errors(errors)}", file=sys.stderr)
             deployment = msgspec.structs.replace(
                 deployment,
-                passes=solve(charges, deployment.chunked_prefill_tokens),
+                passes=solve(charges, deployment),
                 fit={},
             )
             errors = relative_errors(charges, deployment.passes)
@@ -167,7 +169,7 @@ def recomputation_rows(charges: np.ndarray, chunk_tokens: int) -> np.ndarray:
     return np.array(rows)
 
 
-def solve(charges: np.ndarray, chunk_tokens: int) -> PassCosts:
+def solve(charges: np.ndarray, deployment: Deployment) -> PassCosts:
     """Least squares of the relative errors over non-negative coefficients.
 
     Cells with intact reuse say little about prefill, so what lost reuse costs has
@@ -175,7 +177,7 @@ def solve(charges: np.ndarray, chunk_tokens: int) -> PassCosts:
     found by trying all.
     """
     seconds = np.array([cell.minutes * 60 for cell in CELLS])
-    lost = recomputation_rows(charges, chunk_tokens)
+    lost = recomputation_rows(charges, deployment.chunked_prefill_tokens)
     rows = np.concatenate([charges / seconds[:, None], lost])
     best: tuple[float, dict[int, float]] | None = None
     for count in range(1, len(COEFFICIENTS) + 1):
@@ -191,7 +193,9 @@ def solve(charges: np.ndarray, chunk_tokens: int) -> PassCosts:
     if best is None:
         raise RuntimeError("no non-negative coefficients fit the published makespans")
     values = [best[1].get(index, 0.0) for index in range(len(COEFFICIENTS))]
-    return PassCosts(**dict(zip(COEFFICIENTS, values, strict=True)))
+    return msgspec.structs.replace(
+        deployment.passes, **dict(zip(COEFFICIENTS, values, strict=True))
+    )
 
 
 def account(errors: np.ndarray, scale: float) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 ``make reproduce`` runs it at scale 1/8, ``make reproduce SCALE=1`` in full. Results go
 to ``benchmark/paper/results/``; a cell that is there is not run again, so the command
-can be stopped and started. Workloads with an environment limit always run in full: a
+can be stopped and started, unless cost model, trace or settings have changed since. Workloads with an environment limit always run in full: a
 limit of 3 jobs has no eighth.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
 import os
 import sys
@@ -24,12 +26,16 @@ from figures import FIGURES, Cell, router_options
 from sgl_router.policies import make_policy
 from sglang_agent.report import build_report
 from sglang_agent.simulate import SimulationSettings, load_deployment, simulate
-from sglang_agent.simulate.script import script_of
+from sglang_agent.simulate.script import TrajectoryScript, script_of
 from sglang_agent.simulate.workers import WorkerPool
 from sglang_agent.simulate.workloads import WORKLOADS, generate
 
 COST_MODEL = "h20-tp4-ling-3.0-flash"
 RESULTS = Path(__file__).parent / "results"
+ENGINE_ENVIRONMENT = {"SGLANG_ENABLE_WAITING_PREFIX_REFRESH": "0"}
+"""The engine of the paper does not refresh the prefixes of waiting requests; see
+README.md, where it differs."""
+PRIORITY_COUNTS = ("waiting_tokens", "tokens", "walked_tokens")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if not missing:
         return 0
-    with WorkerPool() as pool, ThreadPoolExecutor(options.parallel) as threads:
+    pool = WorkerPool(environment=ENGINE_ENVIRONMENT)
+    with pool, ThreadPoolExecutor(options.parallel) as threads:
         futures = {
             threads.submit(run, cell, options.scale, pool, options.seed): cell
             for cell in missing
@@ -73,10 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Store:
-    """One JSON file per scale and seed: results by the cell's key."""
+    """One JSON file per scale and seed: results by the cell's key.
+
+    A result counts only while the cell's model (:func:`model_of`) is the one it had.
+    """
 
     def __init__(self, folder: Path, scale: Fraction, seed: int = 0) -> None:
         name = str(scale).replace("/", "-") + (f"-seed-{seed}" if seed else "")
+        self._scale, self._seed = scale, seed
         self._path = folder / f"scale-{name}.json"
         self._results = self._read()
 
@@ -87,15 +98,21 @@ class Store:
         return found
 
     def __contains__(self, cell: Cell) -> bool:
-        return cell.key in self._results
+        return self.get(cell) is not None
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of a cell, if it was run."""
+        """The result of a cell, if it was run with the present model."""
         found: dict[str, Any] | None = self._results.get(cell.key)
+        if found is None or found.get("model") != self._model(cell):
+            return None
         return found
+
+    def _model(self, cell: Cell) -> str:
+        return model_of(cell, self._scale, self._seed)
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
         """Keep a result at once, beside what another run has added meanwhile."""
+        result = {**result, "model": self._model(cell)}
         self._results = self._read() | {cell.key: result}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
@@ -107,17 +124,39 @@ class Store:
         beside.replace(self._path)
 
 
-def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[str, Any]:
-    """Simulate one batch."""
-    share = 1.0 if cell.env_concurrency is not None else float(scale)
-    trace = generate(cell.workload, scale=share, seed=seed)
-    scripts = [script_of(record) for record in trace]
-    settings = SimulationSettings(
-        deployment=load_deployment(COST_MODEL).scaled(share),
+def share_of_full(cell: Cell, scale: Fraction) -> float:
+    """The scale of one cell: what has an environment limit runs in full."""
+    return 1.0 if cell.env_concurrency is not None else float(scale)
+
+
+@functools.cache
+def scripts_of(workload: str, share: float, seed: int) -> list[TrajectoryScript]:
+    """The trace that all cells of a workload replay."""
+    trace = generate(workload, scale=share, seed=seed)
+    return [script_of(record) for record in trace]
+
+
+@functools.cache
+def digest_of_trace(workload: str, share: float, seed: int) -> str:
+    """Tells one trace from another."""
+    return _digest(scripts_of(workload, share, seed))
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=8).hexdigest()
+
+
+def settings_of(cell: Cell, scale: Fraction) -> SimulationSettings:
+    """What to simulate for a cell."""
+    share = share_of_full(cell, scale)
+    deployment = load_deployment(COST_MODEL).scaled(share)
+    return SimulationSettings(
+        deployment=deployment,
         sample_concurrency=max(1, round(cell.sample_concurrency * share)),
         workers=cell.workers,
         schedule_policy=cell.schedule_policy,
         router_policy=cell.router_policy,
+        router_options=router_options(cell, share),
         ratio=cell.ratio,
         env_concurrency=cell.env_concurrency,
         job_order=cell.job_order,
@@ -125,16 +164,36 @@ def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[st
         max_new_tokens=None,
         time_limit_s=cell.time_limit_hours * 3600,
     )
+
+
+def model_of(cell: Cell, scale: Fraction, seed: int) -> str:
+    """Tells results of one cost model, trace and setting from those of another."""
+    settings = msgspec.to_builtins(settings_of(cell, scale))
+    for text in ("fit", "description"):
+        del settings["deployment"][text]
+    share = share_of_full(cell, scale)
+    trace = digest_of_trace(cell.workload, share, seed)
+    return _digest([settings, ENGINE_ENVIRONMENT, trace])
+
+
+def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[str, Any]:
+    """Simulate one batch."""
+    share = share_of_full(cell, scale)
+    scripts = scripts_of(cell.workload, share, seed)
+    settings = settings_of(cell, scale)
     began = time.perf_counter()
-    options = router_options(cell, share)
     result = simulate(
         scripts,
         settings,
-        lambda names: make_policy(cell.router_policy, names, **options),
+        lambda names: make_policy(cell.router_policy, names, **settings.router_options),
         pool,
     )
     names = [f"worker-{index}" for index in range(cell.workers)]
     report = build_report(result.records, {"workers": names})
+
+    def total(counter: str) -> float:
+        return sum(getattr(worker, counter) for worker in result.workers)
+
     return {
         "timed_out": result.timed_out,
         "minutes": round(report.makespan_s / 60, 2),
@@ -150,14 +209,17 @@ def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[st
         "beta": report.beta and round(report.beta, 4),
         "gamma": report.gamma and round(report.gamma, 4),
         "ttft_s": round(report.first_token_s.mean, 3),
-        "priority_cpu_s": round(sum(w.priority_cpu_s for w in result.workers), 3),
-        "priority_million_tokens": round(
-            sum(w.priority_tokens for w in result.workers) / 1e6, 1
-        ),
-        "retractions": sum(w.retractions for w in result.workers),
+        "priority_cpu_s": round(total("priority_cpu_s"), 3),
+        "priority_s": round(total("priority_seconds"), 2),
+        "priority_calls": total("priority_calls"),
+        "priority_million_tokens": {
+            field: round(total(f"priority_{field}") / share / 1e6, 2)
+            for field in PRIORITY_COUNTS
+        },
+        "retractions": total("retractions"),
         "scale": share,
         "pools": msgspec.to_builtins(result.pools),
-        "cpu_s": round(sum(w.cpu_s for w in result.workers), 1),
+        "cpu_s": round(total("cpu_s"), 1),
         "wall_s": round(time.perf_counter() - began, 1),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -44,9 +44,43 @@ def test_results_are_kept_and_not_run_again(load, tmp_path) -> None:
     store.add(cells[0], {"minutes": 1.5})
     again = reproduce.Store(tmp_path, Fraction(1, 8))
     assert cells[0] in again
-    assert again.get(cells[0]) == {"minutes": 1.5}
+    assert again.get(cells[0])["minutes"] == 1.5
     assert cells[1] not in again
     assert cells[0] not in reproduce.Store(tmp_path, Fraction(1))
+
+
+@pytest.mark.parametrize("changed", ["cost model", "trace", "engine"])
+def test_results_of_another_model_are_run_again(
+    load, tmp_path, monkeypatch, changed: str
+) -> None:
+    reproduce, figures = load("reproduce"), load("figures")
+    cell = figures.scheduled("bfcl", "lpm", 1950)
+    store = reproduce.Store(tmp_path, Fraction(1, 32))
+    store.add(cell, {"minutes": 1.5})
+    assert cell in store
+    if changed == "cost model":
+        slower = reproduce.load_deployment("cpu-tiny-ling")
+        monkeypatch.setattr(reproduce, "load_deployment", lambda _: slower)
+    elif changed == "trace":
+        monkeypatch.setattr(reproduce, "digest_of_trace", lambda *_: "another")
+    else:
+        monkeypatch.setattr(reproduce, "ENGINE_ENVIRONMENT", {})
+    assert cell not in store
+    assert store.get(cell) is None
+
+
+def test_the_priority_fit_finds_the_costs_it_was_given(load) -> None:
+    np = pytest.importorskip("numpy")
+    fit = load("fit_priority")
+    given = np.array([2e-9, 0.0, 4e-9])
+    counts = np.random.default_rng(0).uniform(1e9, 1e11, (9, 3))
+    rows = [
+        fit.Row("swe", "lpm", float(row @ given), 6000.0, tuple(row)) for row in counts
+    ]
+    assert fit.solve(rows) == pytest.approx(given, rel=1e-6, abs=1e-15)
+    deployment = fit.fitted(fit.load_deployment("cpu-tiny-ling"), rows)
+    assert deployment.passes.walked_token_s == pytest.approx(4e-9)
+    assert all(c["error_of_makespan"] == 0 for c in deployment.fit["priority"]["cells"])
 
 
 def test_claims_are_judged_from_the_results(load, tmp_path) -> None:
@@ -89,19 +123,22 @@ def test_the_fit_finds_the_costs_it_was_given(load) -> None:
     given = np.array([0.02, 4e-5, 0.0, 7e-4, 6e-9])
     charges = rng.uniform(0.2, 1.0, (len(fit.CELLS), 5)) * [1e5, 1e7, 1e11, 5e6, 2e11]
     seconds = charges @ given
+    deployment = fit.load_deployment("h20-tp4-ling-3.0-flash")
     cells = [
         cell._replace(minutes=float(value) / 60)
         for cell, value in zip(fit.CELLS, seconds, strict=True)
     ]
     fit.CELLS = tuple(cells)
-    chunk = 8192
     fit.RECOMPUTATIONS = [
         lost._replace(seconds=float(row @ given) * lost.seconds)
         for lost, row in zip(
-            fit.RECOMPUTATIONS, fit.recomputation_rows(charges, chunk), strict=True
+            fit.RECOMPUTATIONS,
+            fit.recomputation_rows(charges, deployment.chunked_prefill_tokens),
+            strict=True,
         )
     ]
-    found = fit.solve(charges, chunk)
+    found = fit.solve(charges, deployment)
+    assert found.waiting_token_s == deployment.passes.waiting_token_s
     assert found.pass_s == pytest.approx(0.02, rel=1e-3)
     assert found.decode_request_s == pytest.approx(7e-4, rel=1e-3)
     assert abs(fit.relative_errors(charges, found)).max() < 1e-6

@@ -56,8 +56,9 @@ class VirtualScheduler(Scheduler):
         self._given_up: list[Req] = []
         super().__init__(*args, **kwargs)
         self.tp_worker.forward_batch_generation = _null_forward
-        # Nobody reads it, and every pass would write it.
+        # Nobody reads them, and every pass would write them.
         self.load_snapshot_writer = None
+        self.metrics_reporter.is_stats_logging_rank = False
 
     def submit(self, request: Request, tokens: array, script: Script) -> None:
         """Hand a request in, as the tokenizer process would."""

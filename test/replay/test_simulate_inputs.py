@@ -1,10 +1,12 @@
 """Traces, workloads, cost models and settings of the simulator."""
 
+import argparse
 import statistics
 
 import msgspec
 import pytest
 
+from sglang_agent.commands import simulate as simulate_command
 from sglang_agent.errors import UsageError
 from sglang_agent.records import InferenceStage, TrajectoryRecord
 from sglang_agent.report import build_report
@@ -16,6 +18,7 @@ from sglang_agent.simulate.script import mean_final_context, script_of, text_of
 from sglang_agent.simulate.settings import SimulationSettings
 from sglang_agent.simulate.sweep import Point, grid, parse_axes
 from sglang_agent.simulate.workloads import WORKLOADS, generate
+from sglang_agent.trace import write_trace
 
 from .batches import SMALL, make_trace
 
@@ -266,6 +269,39 @@ def test_advice_names_the_safe_concurrency_and_the_factor() -> None:
     assert "16: 3,400 (3.40x)" in lines
     assert "--mamba-full-memory-ratio 0.1" in lines
     assert "--sample-concurrency 16" in lines  # the shorter batch is still recommended
+
+
+def test_a_scaled_batch_keeps_its_counts_in_proportion() -> None:
+    whole = SimulationSettings(
+        deployment=SMALL,
+        sample_concurrency=100,
+        schedule_policy="routing-prefix",
+        routing_prefix_capacity=40,
+    )
+    part = whole.scaled(1 / 8)
+    assert part.deployment == SMALL.scaled(1 / 8)
+    assert (part.sample_concurrency, part.routing_prefix_capacity) == (12, 5)
+    flag = ["--routing-prefix-capacity", "5"]
+    assert part.worker_config()["server_args"][-2:] == flag
+    fcfs = msgspec.structs.replace(part, schedule_policy="fcfs")
+    assert "--routing-prefix-capacity" not in fcfs.worker_config()["server_args"]
+
+
+def test_the_flags_to_paste_are_those_of_the_whole_deployment(tmp_path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, make_trace(16, 2))
+    axes = ["sample-concurrency=16", "routing-prefix-capacity=24"]
+    parser = argparse.ArgumentParser()
+    simulate_command.add_arguments(parser)
+    args = parser.parse_args([str(trace), "--scale", "1/8", "--sweep", *axes])
+    _, whole, _ = simulate_command.read(args)
+    (varied,) = grid(parse_axes(axes, {}))
+    point = make_point(16, 30.0, 1000)._replace(varied=varied)
+    lines = "\n".join(advice([point], whole))
+    assert "--sample-concurrency 16" in lines
+    assert "--routing-prefix-capacity 24" not in lines  # fcfs has no use for it
+    tried = msgspec.structs.replace(whole, schedule_policy="routing-prefix")
+    assert "--routing-prefix-capacity 24" in "\n".join(advice([point], tried))
 
 
 def test_a_ratio_that_was_derived_is_shown_with_four_digits() -> None:

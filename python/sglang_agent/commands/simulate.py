@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule-policy", default="fcfs", help="of each worker (default fcfs)"
     )
     engine.add_argument(
+        "--routing-prefix-capacity",
+        type=int,
+        metavar="N",
+        help="labels that routing-prefix keeps (default: the engine's)",
+    )
+    engine.add_argument(
         "--router-policy", default="lbch", help="of the gateway (default lbch)"
     )
     engine.add_argument(
@@ -126,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_agent.simulate.sweep import parse_axes
     from sglang_agent.simulate.workers import WorkerPool
 
-    scripts, settings, model = _read(args)
+    scripts, settings, model = read(args)
     make = _policy_factory(settings)
     make(settings.router_policy, ["worker-0"])
     ratios = {"profile": model[0], "default": DEFAULT_RATIO}
@@ -135,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
         with WorkerPool(args.python) as pool:
             if axes:
                 return _sweep(args, scripts, settings, make, model, axes, pool)
-            return _once(args, scripts, settings, make, pool)
+            part = settings.scaled(float(args.scale))
+            return _once(args, scripts, part, make, pool)
     except SimulationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -143,10 +150,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--python: {args.python}; {error.strerror}") from error
 
 
-def _read(
+def read(
     args: argparse.Namespace,
 ) -> tuple[Sequence[TrajectoryScript], SimulationSettings, tuple[float, int]]:
-    """The scripts, the settings, and the capacity model's (ratio, concurrency)."""
+    """The scripts, the settings, and the capacity model's (ratio, concurrency).
+
+    The scripts are the share that ``--scale`` asks for, the rest is of the whole.
+    """
     import msgspec
 
     from sglang_agent.errors import UsageError
@@ -180,10 +190,11 @@ def _read(
     ).reference_concurrency
     concurrency = _concurrency(args.sample_concurrency, reference * args.workers)
     settings = SimulationSettings(
-        deployment=deployment.scaled(scale),
-        sample_concurrency=max(1, round(concurrency * scale)),
+        deployment=deployment,
+        sample_concurrency=concurrency,
         workers=args.workers,
         schedule_policy=args.schedule_policy,
+        routing_prefix_capacity=args.routing_prefix_capacity,
         router_policy=args.router_policy,
         router_options={"load_factor": args.lbch_load_factor},
         ratio=ratio,
@@ -198,7 +209,7 @@ def _read(
         server_args=shlex.split(args.server_args),
     )
     best_reference = capacity(deployment, balanced, context).reference_concurrency
-    model = (balanced, max(1, round(best_reference * args.workers * scale)))
+    model = (balanced, max(1, best_reference * args.workers))
     return [script_of(r) for r in share_of(records, scale)], settings, model
 
 
@@ -337,11 +348,6 @@ def _sweep(
     from sglang_agent.simulate.heatmap import render_text
     from sglang_agent.simulate.sweep import grid, sweep
 
-    if "sample_concurrency" in axes:
-        scale = float(args.scale)
-        axes["sample_concurrency"] = [
-            max(1, round(value * scale)) for value in axes["sample_concurrency"]
-        ]
     cells = list(grid(axes))
     done = 0
 
@@ -358,6 +364,7 @@ def _sweep(
         cells,
         make,
         pool,
+        scale=float(args.scale),
         parallel=args.parallel,
         on_point=show,
     )

@@ -82,7 +82,11 @@ def _tokens(point: Point, least: int) -> str:
 def flags(point: Point, settings: SimulationSettings) -> Iterator[str]:
     """What to give to workers, gateway and agent client."""
     ratio = value_of(point, "ratio", settings)
-    worker = [f"--schedule-policy {value_of(point, 'schedule_policy', settings)}"]
+    policy = value_of(point, "schedule_policy", settings)
+    worker = [f"--schedule-policy {policy}"]
+    capacity = value_of(point, "routing_prefix_capacity", settings)
+    if capacity is not None and policy == "routing-prefix":
+        worker.append(f"--routing-prefix-capacity {capacity}")
     if ratio is not None:
         worker.append(f"--mamba-full-memory-ratio {shown(ratio)}")
     worker.append(f"--mamba-max-states-per-path {settings.max_states_per_path}")

@@ -18,7 +18,8 @@ ENGINE_PREFIX_MATCH_QUEUE_LIMIT = 128
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to simulate.
 
-    ``ratio`` None leaves the engine's default; ``env_concurrency`` None sets no limit.
+    ``ratio`` None leaves the engine's default, and so does ``routing_prefix_capacity``
+    (C_A, used with that schedule policy only); ``env_concurrency`` None sets no limit.
     ``bypass_environment`` skips environment stages altogether (an inference-only
     replay). ``max_new_tokens`` is the clients' limit on every answer; None asks for
     exactly the recorded lengths, as a real replay does. ``time_limit_s`` ends a batch that takes too long, in virtual seconds.
@@ -29,6 +30,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     sample_concurrency: int
     workers: int = 1
     schedule_policy: str = "fcfs"
+    routing_prefix_capacity: int | None = None
     router_policy: str = "lbch"
     router_options: dict[str, float] = {}
     ratio: float | None = None
@@ -47,7 +49,13 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("sample_concurrency", "workers"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)!r}")
-        for name in ("ratio", "env_concurrency", "time_limit_s", "max_new_tokens"):
+        for name in (
+            "ratio",
+            "env_concurrency",
+            "time_limit_s",
+            "max_new_tokens",
+            "routing_prefix_capacity",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be > 0, got {value!r}")
@@ -56,6 +64,19 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"cache_strategy must be one of {', '.join(STATE_SLOTS_PER_REQUEST)}, "
                 f"got {self.deployment.cache_strategy!r}"
             )
+
+    def scaled(self, scale: float) -> SimulationSettings:
+        """The same for a share of the trajectories: smaller workers, smaller counts.
+
+        The limit of environment jobs stays, as environment times do.
+        """
+        capacity = self.routing_prefix_capacity
+        return msgspec.structs.replace(
+            self,
+            deployment=self.deployment.scaled(scale),
+            sample_concurrency=max(1, round(self.sample_concurrency * scale)),
+            routing_prefix_capacity=capacity and max(1, round(capacity * scale)),
+        )
 
     def worker_config(self) -> dict[str, Any]:
         """The worker's side of the settings, as the protocol wants it."""
@@ -73,17 +94,23 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
             "ratio": self.ratio,
             "max_states_per_path": self.max_states_per_path,
             "fast_forward": self.fast_forward,
-            "server_args": self.server_args,
+            "server_args": [*self._server_args(), *self.server_args],
         } | self._scaled_limits()
+
+    def _server_args(self) -> list[str]:
+        """Flags that follow from the settings; the user's own come after them."""
+        arguments = []
+        if self.deployment.scale != 1.0:
+            tokens = max(1, round(ENGINE_MAX_PREFILL_TOKENS * self.deployment.scale))
+            arguments += ["--max-prefill-tokens", str(tokens)]
+        capacity = self.routing_prefix_capacity
+        if capacity is not None and self.schedule_policy == "routing-prefix":
+            arguments += ["--routing-prefix-capacity", str(capacity)]
+        return arguments
 
     def _scaled_limits(self) -> dict[str, Any]:
         scale = self.deployment.scale
         if scale == 1.0:
             return {}
-        tokens = max(1, round(ENGINE_MAX_PREFILL_TOKENS * scale))
         queue = max(1, round(ENGINE_PREFIX_MATCH_QUEUE_LIMIT * scale))
-        limit = ["--max-prefill-tokens", str(tokens)]
-        return {
-            "prefix_match_queue_limit": queue,
-            "server_args": [*limit, *self.server_args],
-        }
+        return {"prefix_match_queue_limit": queue}

@@ -24,6 +24,7 @@ AXES: dict[str, Callable[[str], Any]] = {
     "env_concurrency": int,
     "workers": int,
     "schedule_policy": str,
+    "routing_prefix_capacity": int,
     "router_policy": str,
     "job_order": str,
 }
@@ -84,10 +85,14 @@ def sweep(
     policy_factory: Callable[[str, Sequence[str]], RoutingPolicy],
     pool: WorkerPool,
     *,
+    scale: float = 1.0,
     parallel: int | None = None,
     on_point: Callable[[Point], None] = lambda _: None,
 ) -> list[Point]:
     """Simulate every cell; points come back in the order of ``cells``.
+
+    ``settings`` and ``cells`` are of the whole deployment, of which ``scale`` is
+    simulated with ``scripts``.
 
     ``parallel`` cells run at once (default: one per CPU). The schedulers are processes
     of their own; only the light agent side shares this one. ``policy_factory`` takes
@@ -95,7 +100,7 @@ def sweep(
     """
 
     def run(varied: dict[str, Any]) -> Point:
-        chosen = msgspec.structs.replace(settings, **varied)
+        chosen = msgspec.structs.replace(settings, **varied).scaled(scale)
         result = simulate(
             scripts,
             chosen,

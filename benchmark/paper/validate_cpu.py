@@ -62,7 +62,22 @@ from sglang_agent.trace import read_trace, write_trace
 
 NAME = "cpu-tiny-ling"
 OTHERS = "others_cpus"
-POLICIES = ("fcfs", "lpm", "routing-prefix")
+
+
+class Contender(NamedTuple):
+    """A schedule policy and how many labels it keeps; None: the engine's default."""
+
+    policy: str
+    capacity: int | None = None
+
+
+CONTENDERS = {
+    "fcfs": Contender("fcfs"),
+    "lpm": Contender("lpm"),
+    "routing-prefix": Contender("routing-prefix"),
+    # As many labels as requests run at once.
+    "routing-prefix-10": Contender("routing-prefix", 10),
+}
 KV_TOKENS, STATE_SLOTS, CHUNK_TOKENS, CONTEXT_TOKENS = 24_576, 30, 1024, 32_768
 START_LIMIT_S = 600.0
 # A run in which other processes use more than this is noise.
@@ -201,7 +216,7 @@ def measure(
         (batch, policy, number)
         for number in range(1, repeats + 1)
         for batch in VALIDATION
-        for policy in POLICIES
+        for policy in CONTENDERS
     ]
     for batch, policy, number in runs:
         name = f"{batch.name}.{policy}.{number}"
@@ -291,7 +306,7 @@ def serving(folder: Path) -> Iterator[dict[str, Engine]]:
     with contextlib.ExitStack() as stack:
         engines = {
             policy: stack.enter_context(started(policy, model, folder))
-            for policy in POLICIES
+            for policy in CONTENDERS
         }
         stack.callback(kept.unlink)
         kept.write_bytes(msgspec.json.encode(engines))
@@ -313,7 +328,7 @@ def started(policy: str, model: Path, folder: Path) -> Iterator[Engine]:
     """An engine of its own, until the block ends. An idle one costs no CPU."""
     port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port)]
-    command += ["--model-path", str(model), "--schedule-policy", policy, *ENGINE_FLAGS]
+    command += ["--model-path", str(model), *flags_of(CONTENDERS[policy])]
     with (folder / f"{policy}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -330,6 +345,14 @@ def started(policy: str, model: Path, folder: Path) -> Iterator[Engine]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def flags_of(contender: Contender) -> list[str]:
+    """An engine's flags."""
+    flags = ["--schedule-policy", contender.policy, *ENGINE_FLAGS]
+    if contender.capacity is not None:
+        flags += ["--routing-prefix-capacity", str(contender.capacity)]
+    return flags
 
 
 def free_port() -> int:
@@ -423,7 +446,7 @@ def compare(folder: Path) -> dict[str, Any]:
             return {**beside(runs, as_fitted), "other_speeds": figures(others)}
 
         calibration = row(CALIBRATION, "fcfs")
-        tables = {b.name: {p: row(b, p) for p in POLICIES} for b in VALIDATION}
+        tables = {b.name: {p: row(b, p) for p in CONTENDERS} for b in VALIDATION}
     errors = {
         name: {policy: errors_of(row) for policy, row in table.items()}
         for name, table in tables.items()
@@ -448,7 +471,8 @@ def simulated(
     settings = SimulationSettings(
         deployment=deployment,
         sample_concurrency=batch.concurrency,
-        schedule_policy=policy,
+        schedule_policy=CONTENDERS[policy].policy,
+        routing_prefix_capacity=CONTENDERS[policy].capacity,
         bypass_environment=batch.inference_only,
         max_new_tokens=None,
         server_args=list(CACHE_FLAGS),

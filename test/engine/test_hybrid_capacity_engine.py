@@ -340,7 +340,7 @@ def test_the_label_capacity_follows_the_reference_concurrency(
     """Where the scheduling policy is there and nobody gave a number."""
     boot = answers["boot label-capacity"]
 
-    assert boot["label_capacity"] == boot["report"]["reference_concurrency"]
+    assert boot["label_capacity"] == 2 * boot["report"]["reference_concurrency"]
 
 
 # --- deployments that no CPU runs ------------------------------------------

@@ -64,11 +64,11 @@ def test_server_info_carries_the_capacity(info: dict[str, Any]):
     )
 
 
-def test_the_label_set_has_room_for_the_reference_concurrency(info: dict[str, Any]):
+def test_the_label_set_holds_twice_the_reference_concurrency(info: dict[str, Any]):
     """Nobody gave --routing-prefix-capacity."""
     policy = info["routing_prefix"]
 
-    assert policy["capacity"] == info["hybrid_capacity"]["reference_concurrency"]
+    assert policy["capacity"] == 2 * info["hybrid_capacity"]["reference_concurrency"]
     assert policy["capacity_origin"] == "reference_concurrency"
 
 

@@ -105,7 +105,7 @@ def test_dp_attention(result: Any) -> None:
 
 
 def test_capacity_default(result: Any) -> None:
-    assert result == {"capacity": 7, "capacity_origin": "max_running_requests"}
+    assert result == {"capacity": 14, "capacity_origin": "max_running_requests"}
 
 
 def test_capacity_flag(result: Any) -> None:

@@ -16,7 +16,7 @@ from sglang_agent.simulate.workers import WorkerPool
 
 PAPER = Path(__file__).resolve().parents[2] / "benchmark" / "paper"
 MEASURED = json.loads((PAPER / "results" / "validate-cpu.json").read_text())
-POLICIES = ("fcfs", "lpm", "routing-prefix")
+POLICIES = ("fcfs", "lpm", "routing-prefix-10")
 
 
 @pytest.fixture

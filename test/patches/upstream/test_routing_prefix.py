@@ -370,7 +370,7 @@ class TestArguments(CustomTestCase):
 
     def test_the_capacity_says_where_it_comes_from(self):
         for given, published, expected in (
-            (None, None, (9, "max_running_requests")),
+            (None, None, (18, "max_running_requests")),
             (None, 5, (5, "reference_concurrency")),
             (3, 3, (3, "flag")),
         ):

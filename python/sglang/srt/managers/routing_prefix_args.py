@@ -22,11 +22,22 @@ class RoutingPrefixSettings(msgspec.Struct, frozen=True):
     overtake_limit: int | None
 
 
+def default_capacity(trajectories: int) -> int:
+    """Return how many labels to keep where ``trajectories`` can be served at once.
+
+    Twice as many: a label is renewed at admission only, so in a set as large as the
+    running batch every admission pushes out the label of the request that has decoded
+    longest, and its next turn comes back to the second tier.
+    """
+    return 2 * trajectories
+
+
 def resolve_settings(max_running_requests: int | None) -> RoutingPrefixSettings:
     """Resolve the published flags.
 
-    Without ``--routing-prefix-capacity`` the capacity is the reference concurrency when
-    the cache sizing published one, else ``max_running_requests``.
+    Without ``--routing-prefix-capacity`` the capacity is :func:`default_capacity` of
+    the reference concurrency when the cache sizing published that, else of
+    ``max_running_requests``.
     """
     capacity = get_schedule().routing_prefix_capacity
     if get_context().server_args.routing_prefix_capacity is not None:
@@ -34,7 +45,8 @@ def resolve_settings(max_running_requests: int | None) -> RoutingPrefixSettings:
     elif capacity is not None:
         origin = "reference_concurrency"
     else:
-        capacity, origin = max_running_requests, "max_running_requests"
+        capacity = max_running_requests and default_capacity(max_running_requests)
+        origin = "max_running_requests"
     if capacity is None or capacity < 1:
         raise ValueError(
             f"routing_prefix_capacity: {capacity!r} ({origin}) is not a positive integer"

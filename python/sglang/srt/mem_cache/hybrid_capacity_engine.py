@@ -270,13 +270,17 @@ def report_hybrid_capacity(
 
 
 def _publish_label_capacity(reference_concurrency: int | None) -> None:
-    """Make the reference concurrency the default of ``--routing-prefix-capacity``."""
+    """Let the default of ``--routing-prefix-capacity`` follow from it."""
     schedule = get_schedule()
     if not reference_concurrency or "routing_prefix_capacity" not in schedule:
         return
     if schedule.routing_prefix_capacity is None:
+        # With the flag there is the policy.
+        from sglang.srt.managers.routing_prefix_args import default_capacity
+
         get_context().override(
-            "hybrid_capacity", routing_prefix_capacity=reference_concurrency
+            "hybrid_capacity",
+            routing_prefix_capacity=default_capacity(reference_concurrency),
         )
 
 

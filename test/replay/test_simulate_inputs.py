@@ -10,7 +10,7 @@ from sglang_agent.commands import simulate as simulate_command
 from sglang_agent.errors import UsageError
 from sglang_agent.records import InferenceStage, TrajectoryRecord
 from sglang_agent.report import build_report
-from sglang_agent.simulate.advice import advice, describe
+from sglang_agent.simulate.advice import advice, describe, safe_concurrency
 from sglang_agent.simulate.capacity import balanced_ratio, capacity
 from sglang_agent.simulate.cost_model import load_deployment, names
 from sglang_agent.simulate.heatmap import render_text, write_png
@@ -307,7 +307,10 @@ def test_the_flags_to_paste_are_those_of_the_whole_deployment(tmp_path) -> None:
 def test_a_ratio_that_was_derived_is_shown_with_four_digits() -> None:
     report = msgspec.structs.replace(build_report([], {}), makespan_s=60.0)
     point = Point({"ratio": 0.0913751234567}, False, report, [])
-    assert describe(point) == "ratio=0.09138"
+    assert describe(point.varied) == "ratio=0.09138"
+    swept = point._replace(varied={**point.varied, "sample_concurrency": 10})
+    assert "safe value" in safe_concurrency([swept])[0]
+    assert "at ratio=0.09138:" in safe_concurrency([swept])[0]
     assert "\n0.09138 " in render_text([point], lambda _: False)
 
 

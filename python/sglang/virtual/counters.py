@@ -53,7 +53,9 @@ class Counters:
         )
         self.decode_ns += duration_ns
 
-    def statistics(self, priority: PriorityMeter, engine: dict[str, Any]) -> Statistics:
+    def statistics(
+        self, priority: PriorityMeter, priority_cpu_s: float, engine: dict[str, Any]
+    ) -> Statistics:
         """The counters as they go over the wire."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return Statistics(
@@ -73,8 +75,7 @@ class Counters:
             priority_tokens=round(priority.lookup_tokens),
             priority_walked_tokens=round(priority.walked_tokens),
             priority_seconds=priority.charged_ns / NS,
-            priority_cpu_s=priority.cpu_s,
-            priority_wall_s=priority.wall_s,
+            priority_cpu_s=priority_cpu_s,
             waiting_peak=self.waiting_peak,
             cpu_s=time.process_time(),
             peak_memory_bytes=peak_kib * 1024,

@@ -89,7 +89,10 @@ class VirtualEngine:
 
     def statistics(self) -> Statistics:
         """Counters so far."""
-        return self._counters.statistics(self._priority, self._engine_counters())
+        seconds = self._scheduler.policy.priority_seconds
+        return self._counters.statistics(
+            self._priority, seconds, self._engine_counters()
+        )
 
     def check_idle(self) -> None:
         """Run the scheduler's own leak checks (they raise), unless work is left."""

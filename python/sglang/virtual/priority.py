@@ -1,4 +1,4 @@
-"""What ordering the waiting queue takes: counts, the time they stand for, CPU seconds.
+"""What ordering the waiting queue takes: counts, and the time they stand for.
 
 Only the counts reach the virtual clock, so that equal runs stay equal on any machine.
 A policy that matches prefixes goes over the prompts of all waiting requests in every
@@ -13,7 +13,6 @@ for the length of its queue and the size of its cache.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,8 +29,7 @@ class PriorityMeter:
     ``waiting_tokens`` are the prompt tokens of waiting requests, summed over passes;
     ``lookup_tokens`` those of prefix queries; ``walked_tokens`` what the tree held
     each time that it was walked: all three times the calculations that each one stands
-    for. ``cpu_s`` and ``wall_s`` are this process's own. ``passes`` tells how many
-    forward passes there have been.
+    for. ``passes`` tells how many forward passes there have been.
     """
 
     def __init__(self, cost: PassCost, passes: Callable[[], int]) -> None:
@@ -47,8 +45,6 @@ class PriorityMeter:
         self.lookup_tokens = 0.0
         self.walked_tokens = 0.0
         self.charged_ns = 0
-        self.cpu_s = 0.0
-        self.wall_s = 0.0
 
     def attach(self, policy: SchedulePolicy) -> None:
         """Count what ``policy`` does from now on."""
@@ -69,14 +65,11 @@ class PriorityMeter:
         def measured(waiting_queue: list[Req], *args: Any, **kwargs: Any) -> None:
             waiting = _waiting_tokens(policy, waiting_queue)
             self._looked_up = self._walked = 0
-            cpu, wall = time.thread_time(), time.perf_counter()
             self._inside = True
             try:
                 calc_priority(waiting_queue, *args, **kwargs)
             finally:
                 self._inside = False
-                self.cpu_s += time.thread_time() - cpu
-                self.wall_s += time.perf_counter() - wall
             self._count(waiting)
 
         return measured

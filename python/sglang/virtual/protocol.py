@@ -191,7 +191,6 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", tag_field="type"
     priority_walked_tokens: int
     priority_seconds: float
     priority_cpu_s: float
-    priority_wall_s: float
     waiting_peak: int
     cpu_s: float
     peak_memory_bytes: int

@@ -356,7 +356,7 @@ def _sweep(
         done += 1
         minutes = point.report.makespan_s / 60
         end = "time limit" if point.timed_out else f"{minutes:.1f} min"
-        print(f"[{done}/{len(cells)}] {describe(point)}: {end}", file=sys.stderr)
+        print(f"[{done}/{len(cells)}] {describe(point.varied)}: {end}", file=sys.stderr)
 
     points = sweep(
         scripts,

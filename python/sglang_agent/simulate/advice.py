@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_agent.simulate.settings import SimulationSettings
@@ -23,7 +23,7 @@ def advice(points: Sequence[Point], settings: SimulationSettings) -> list[str]:
     if chosen is None:
         return ["no setting finished within the time limit"]
     lines = [
-        f"best: {describe(chosen)}: makespan {chosen.report.makespan_s / 60:.1f} min, "
+        f"best: {describe(chosen.varied)}: makespan {chosen.report.makespan_s / 60:.1f} min, "
         f"reuse {_percent(chosen.report.reuse)} (simulated)"
     ]
     lines += safe_concurrency(points)
@@ -31,12 +31,9 @@ def advice(points: Sequence[Point], settings: SimulationSettings) -> list[str]:
     return lines
 
 
-def describe(point: Point) -> str:
-    """The varied settings, as on the command line."""
-    return " ".join(
-        f"{axis.replace('_', '-')}={shown(value)}"
-        for axis, value in point.varied.items()
-    )
+def describe(varied: Mapping[str, Any]) -> str:
+    """Varied settings, as on the command line."""
+    return " ".join(f"{k.replace('_', '-')}={shown(v)}" for k, v in varied.items())
 
 
 def safe_concurrency(points: Sequence[Point]) -> list[str]:
@@ -66,7 +63,7 @@ def _safe_line(others: dict[str, Any], group: list[Point]) -> str:
         if point.timed_out or point.report.new_prefill_tokens > SAFE_FACTOR * least:
             break
         safe = point.varied["sample_concurrency"]
-    where = " ".join(f"{k.replace('_', '-')}={v}" for k, v in others.items())
+    where = describe(others)
     head = "sample-concurrency" + (f" at {where}" if where else "")
     listed = "; ".join(_tokens(point, least) for point in group)
     return f"{head}: safe value {safe}; new-prefill tokens by concurrency: {listed}"

@@ -69,11 +69,12 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
 
     def scaled(self, scale: float) -> Deployment:
-        """A worker of ``scale`` times the size: cache, chunk and throughput.
+        """A worker of ``scale`` times the size: cache and throughput.
 
         Per-token and per-request costs are divided by the scale, the cost of a pass is
         not. A batch of ``scale`` times the trajectories then takes about as long as
-        the whole batch takes on the whole worker. Contexts are not scaled.
+        the whole batch takes on the whole worker. Contexts are not scaled, and neither
+        are chunks: each leaves a recurrent state, of which a turn has as many as before.
 
         So are those of ordering the queue, because queue and cache are that much
         smaller; that it is also ordered less often is the worker's to charge.
@@ -88,13 +89,11 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lookup_token_s=self.passes.lookup_token_s / scale,
             walked_token_s=self.passes.walked_token_s / scale,
         )
-        chunk = max(1, round(self.chunked_prefill_tokens * scale))
         return msgspec.structs.replace(
             self,
             passes=passes,
             scale=self.scale * scale,
             cache_bytes=self.cache_bytes * scale,
-            chunked_prefill_tokens=-(-chunk // self.page_size) * self.page_size,
         )
 
 

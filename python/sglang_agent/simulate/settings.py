@@ -11,7 +11,6 @@ from sglang_agent.simulate.capacity import STATE_SLOTS_PER_REQUEST
 from sglang_agent.simulate.cost_model import Deployment
 
 # What the engine sets per worker and a scaled worker must have less of.
-ENGINE_MAX_PREFILL_TOKENS = 16_384
 ENGINE_PREFIX_MATCH_QUEUE_LIMIT = 128
 
 
@@ -99,14 +98,10 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def _server_args(self) -> list[str]:
         """Flags that follow from the settings; the user's own come after them."""
-        arguments = []
-        if self.deployment.scale != 1.0:
-            tokens = max(1, round(ENGINE_MAX_PREFILL_TOKENS * self.deployment.scale))
-            arguments += ["--max-prefill-tokens", str(tokens)]
         capacity = self.routing_prefix_capacity
-        if capacity is not None and self.schedule_policy == "routing-prefix":
-            arguments += ["--routing-prefix-capacity", str(capacity)]
-        return arguments
+        if capacity is None or self.schedule_policy != "routing-prefix":
+            return []
+        return ["--routing-prefix-capacity", str(capacity)]
 
     def _scaled_limits(self) -> dict[str, Any]:
         scale = self.deployment.scale

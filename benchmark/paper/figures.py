@@ -6,6 +6,7 @@ None is a time-out. Each cell is one batch; cells that figures share run once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -260,6 +261,25 @@ def without_environment() -> Iterator[Published]:
         (250, 0.1, True),
     ):
         yield Published(live("swe", concurrency, ratio, optimized), None)
+
+
+@functools.cache
+def one_state_per_path() -> frozenset[Cell]:
+    """Cells of the deployment that section 3.4 describes, whichever engine runs them.
+
+    These are the optimized live runs and the coordination replay. The sweeps of figures 3
+    to 8 are not among them: their cliffs say otherwise (README.md, where it differs).
+    """
+    live = {cell for name, (cell, _) in TABLE_2.items() if name.endswith("opt")}
+    live |= {cell for name, (cell, _) in TABLE_3.items() if name.startswith("opt")}
+    live |= {entry.cell for entry in without_environment() if is_optimized(entry.cell)}
+    replay = {e.cell for figure in (figure_11, figure_12) for e in figure()}
+    return frozenset(live | replay)
+
+
+def is_optimized(cell: Cell) -> bool:
+    """Whether all of the paper's inference-side methods are on."""
+    return (cell.schedule_policy, cell.router_policy) == ("routing-prefix", "lbch")
 
 
 def router_options(cell: Cell, scale: float) -> dict[str, float]:

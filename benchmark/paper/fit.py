@@ -19,24 +19,20 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from reproduce import ENGINE_ENVIRONMENT
+import reproduce
+from engines import OLDER
+from figures import Cell as Batch
 
 from sgl_router.policies import make_policy
-from sglang_agent.simulate import (
-    Deployment,
-    SimulationSettings,
-    load_deployment,
-    simulate,
-)
+from sglang_agent.simulate import Deployment, load_deployment, simulate
 from sglang_agent.simulate.cost_model import PassCosts
-from sglang_agent.simulate.script import script_of
 from sglang_agent.simulate.workers import WorkerPool
-from sglang_agent.simulate.workloads import generate
 
 COEFFICIENTS = (
     "pass_s",
@@ -81,11 +77,12 @@ class Recomputation(NamedTuple):
 
 
 RECOMPUTATIONS = (
-    Recomputation(1, 11.0, (236.6 - 122.4) * 60, 40_000),
+    Recomputation(0, 11.0, (236.6 - 122.4) * 60, 40_000),
     Recomputation(3, 3.0, (32.67 - 20.75) * 60, 2_500),
     Recomputation(5, 9.0, (139.90 - 82.43) * 60, 40_000),
 )
-"""``intact`` is the place of the cell in :data:`CELLS`."""
+"""``intact`` is the place of the cell in :data:`CELLS`: one with all of its reuse, for
+the paper's new prefill is the same at all concurrencies before the cliff."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,11 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--start", default="h20-tp4-ling-3.0-flash")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=float, default=1 / 8)
+    parser.add_argument("--scale", type=Fraction, default=Fraction(1, 8))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
     deployment = load_deployment(options.start)
-    with WorkerPool(environment=ENGINE_ENVIRONMENT) as pool:
+    with OLDER.pool() as pool:
         for number in range(1, options.rounds + 1):
             charges = measure(deployment, options.scale, pool)
             errors = relative_errors(charges, deployment.passes)
@@ -115,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure(deployment: Deployment, scale: float, pool: WorkerPool) -> np.ndarray:
+def measure(deployment: Deployment, scale: Fraction, pool: WorkerPool) -> np.ndarray:
     """How often each coefficient was charged, a row a cell.
 
     At a scale, per-token and per-request costs are larger by as much as there are
@@ -127,26 +124,21 @@ def measure(deployment: Deployment, scale: float, pool: WorkerPool) -> np.ndarra
 
 
 def charges_of(
-    cell: Cell, deployment: Deployment, scale: float, pool: WorkerPool
+    cell: Cell, deployment: Deployment, scale: Fraction, pool: WorkerPool
 ) -> list[float]:
     """Simulate one cell and count."""
-    scripts = [script_of(r) for r in generate(cell.workload, scale=scale)]
-    settings = SimulationSettings(
-        deployment=deployment.scaled(scale),
-        sample_concurrency=max(1, round(cell.sample_concurrency * scale)),
-        ratio=cell.ratio,
-        bypass_environment=True,
-        max_new_tokens=None,
-        time_limit_s=6 * 3600.0,
-    )
+    scripts = reproduce.scripts_of(cell.workload, float(scale), 0)
+    batch = Batch(cell.workload, cell.sample_concurrency, cell.ratio)
+    settings = reproduce.settings_of(batch, scale, deployment=deployment)
     result = simulate(scripts, settings, lambda names: make_policy("lbch", names), pool)
     (worker,) = result.workers
+    share = float(scale)
     charges = [
         worker.prefill_passes + worker.decode_passes,
-        worker.prefill_tokens / scale,
-        worker.prefill_context_products / scale,
-        worker.decode_request_steps / scale,
-        worker.decode_context_steps / scale,
+        worker.prefill_tokens / share,
+        worker.prefill_context_products / share,
+        worker.decode_request_steps / share,
+        worker.decode_context_steps / share,
     ]
     print(f"{cell}: charged {charges}", file=sys.stderr, flush=True)
     return charges
@@ -198,11 +190,11 @@ def solve(charges: np.ndarray, deployment: Deployment) -> PassCosts:
     )
 
 
-def account(errors: np.ndarray, scale: float) -> dict[str, Any]:
+def account(errors: np.ndarray, scale: Fraction) -> dict[str, Any]:
     """What the fit was made from and how well it does."""
     return {
         "source": "arXiv:2611.16661, figures 3 and 4: FCFS, one worker",
-        "method": f"benchmark/paper/fit.py at scale {scale:g}",
+        "method": f"benchmark/paper/fit.py at scale {scale}",
         "mean_absolute_error": round(float(np.abs(errors).mean()), 4),
         "largest_absolute_error": round(float(np.abs(errors).max()), 4),
         "cells": [

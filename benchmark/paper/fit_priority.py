@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import reproduce
+from engines import OLDER
 from figures import FIGURE_6, scheduled
 
 from sglang_agent.simulate import Deployment, load_deployment
@@ -55,8 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=Fraction, default=Fraction(1, 8))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    environment = reproduce.ENGINE_ENVIRONMENT
-    with WorkerPool(environment=environment) as pool:
+    with OLDER.pool() as pool:
         rows = measure(options.scale, pool)
     deployment = fitted(load_deployment(reproduce.COST_MODEL), rows)
     deployment.fit["priority"]["method"] = (

@@ -21,20 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from figures import FIGURES, Cell, router_options
+from engines import ENGINES, OLDER, Engine
+from figures import C_REF, FIGURES, Cell, one_state_per_path, router_options
 
 from sgl_router.policies import make_policy
 from sglang_agent.report import build_report
-from sglang_agent.simulate import SimulationSettings, load_deployment, simulate
+from sglang_agent.simulate import (
+    Deployment,
+    SimulationSettings,
+    load_deployment,
+    simulate,
+)
+from sglang_agent.simulate.capacity import state_footprint_bytes
 from sglang_agent.simulate.script import TrajectoryScript, script_of
 from sglang_agent.simulate.workers import WorkerPool
 from sglang_agent.simulate.workloads import WORKLOADS, generate
 
 COST_MODEL = "h20-tp4-ling-3.0-flash"
 RESULTS = Path(__file__).parent / "results"
-ENGINE_ENVIRONMENT = {"SGLANG_ENABLE_WAITING_PREFIX_REFRESH": "0"}
-"""The engine of the paper does not refresh the prefixes of waiting requests; see
-README.md, where it differs."""
 PRIORITY_COUNTS = ("waiting_tokens", "tokens", "walked_tokens")
 
 
@@ -45,6 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0, help="of the traces")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="older",
+        help="the engine of the published figures (default) or SGLang 0.5.23 as it is; "
+        "the latter's results go to a file of their own",
+    )
     parser.add_argument("--workloads", nargs="+", help="only cells of these workloads")
     parser.add_argument(
         "--parallel",
@@ -56,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [p.cell for name in options.figures for p in FIGURES[name]()]
     if options.workloads:
         wanted = [cell for cell in wanted if cell.workload in options.workloads]
-    store = Store(options.output, options.scale, options.seed)
+    engine = ENGINES[options.engine]
+    store = Store(options.output, options.scale, options.seed, engine)
     missing = [cell for cell in dict.fromkeys(wanted) if cell not in store]
     print(
         f"{len(set(wanted))} cells, {len(missing)} to run at scale {options.scale}",
@@ -64,10 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if not missing:
         return 0
-    pool = WorkerPool(environment=ENGINE_ENVIRONMENT)
-    with pool, ThreadPoolExecutor(options.parallel) as threads:
+    with engine.pool() as pool, ThreadPoolExecutor(options.parallel) as threads:
         futures = {
-            threads.submit(run, cell, options.scale, pool, options.seed): cell
+            threads.submit(run, cell, options.scale, pool, options.seed, engine): cell
             for cell in missing
         }
         for number, future in enumerate(as_completed(futures), start=1):
@@ -80,14 +91,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Store:
-    """One JSON file per scale and seed: results by the cell's key.
+    """One JSON file per scale, seed and engine: results by the cell's key.
 
     A result counts only while the cell's model (:func:`model_of`) is the one it had.
     """
 
-    def __init__(self, folder: Path, scale: Fraction, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, scale: Fraction, seed: int = 0, engine: Engine = OLDER
+    ) -> None:
         name = str(scale).replace("/", "-") + (f"-seed-{seed}" if seed else "")
-        self._scale, self._seed = scale, seed
+        name += f"-{engine.name}" if engine is not OLDER else ""
+        self._scale, self._seed, self._engine = scale, seed, engine
         self._path = folder / f"scale-{name}.json"
         self._results = self._read()
 
@@ -108,7 +122,7 @@ class Store:
         return found
 
     def _model(self, cell: Cell) -> str:
-        return model_of(cell, self._scale, self._seed)
+        return model_of(cell, self._scale, self._seed, self._engine)
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
         """Keep a result at once, beside what another run has added meanwhile."""
@@ -146,12 +160,34 @@ def _digest(value: object) -> str:
     return hashlib.blake2b(msgspec.json.encode(value), digest_size=8).hexdigest()
 
 
-def settings_of(cell: Cell, scale: Fraction) -> SimulationSettings:
-    """What to simulate for a cell."""
+def with_budget_of(deployment: Deployment, workload: str) -> Deployment:
+    """``deployment`` with the cache that gives the published C_ref (equation 7).
+
+    The budgets of swe and bfcl come out the same, that of widesearch is 13% smaller.
+    """
+    if workload not in C_REF:
+        return deployment
+    _, concurrency = C_REF[workload]
+    footprint = state_footprint_bytes(deployment) * (1 + 1 / WORKLOADS[workload].r_bal)
+    # The published number is rounded down.
+    return msgspec.structs.replace(
+        deployment, cache_bytes=(concurrency + 0.5) * footprint
+    )
+
+
+def settings_of(
+    cell: Cell,
+    scale: Fraction,
+    engine: Engine = OLDER,
+    deployment: Deployment | None = None,
+) -> SimulationSettings:
+    """What to simulate for a cell; with another cost model if one is given."""
+    capped = cell in one_state_per_path()
     share = share_of_full(cell, scale)
-    deployment = load_deployment(COST_MODEL).scaled(share)
+    whole = deployment or load_deployment(COST_MODEL)
     return SimulationSettings(
-        deployment=deployment,
+        deployment=with_budget_of(whole, cell.workload).scaled(share),
+        max_states_per_path=1 if capped else engine.max_states_per_path,
         sample_concurrency=max(1, round(cell.sample_concurrency * share)),
         workers=cell.workers,
         schedule_policy=cell.schedule_policy,
@@ -166,21 +202,27 @@ def settings_of(cell: Cell, scale: Fraction) -> SimulationSettings:
     )
 
 
-def model_of(cell: Cell, scale: Fraction, seed: int) -> str:
+def model_of(cell: Cell, scale: Fraction, seed: int, engine: Engine = OLDER) -> str:
     """Tells results of one cost model, trace and setting from those of another."""
-    settings = msgspec.to_builtins(settings_of(cell, scale))
+    settings = msgspec.to_builtins(settings_of(cell, scale, engine))
     for text in ("fit", "description"):
         del settings["deployment"][text]
     share = share_of_full(cell, scale)
     trace = digest_of_trace(cell.workload, share, seed)
-    return _digest([settings, ENGINE_ENVIRONMENT, trace])
+    return _digest([settings, engine.environment, engine.name, trace])
 
 
-def run(cell: Cell, scale: Fraction, pool: WorkerPool, seed: int = 0) -> dict[str, Any]:
-    """Simulate one batch."""
+def run(
+    cell: Cell,
+    scale: Fraction,
+    pool: WorkerPool,
+    seed: int = 0,
+    engine: Engine = OLDER,
+) -> dict[str, Any]:
+    """Simulate one batch in workers of that engine."""
     share = share_of_full(cell, scale)
     scripts = scripts_of(cell.workload, share, seed)
-    settings = settings_of(cell, scale)
+    settings = settings_of(cell, scale, engine)
     began = time.perf_counter()
     result = simulate(
         scripts,

@@ -64,7 +64,8 @@ def test_results_of_another_model_are_run_again(
     elif changed == "trace":
         monkeypatch.setattr(reproduce, "digest_of_trace", lambda *_: "another")
     else:
-        monkeypatch.setattr(reproduce, "ENGINE_ENVIRONMENT", {})
+        slower = reproduce.OLDER._replace(environment={})
+        store = reproduce.Store(tmp_path, Fraction(1, 32), 0, slower)
     assert cell not in store
     assert store.get(cell) is None
 
@@ -192,3 +193,48 @@ def test_job_orders_are_compared_with_the_gates_alone(load) -> None:
     assert max(turns_s, jobs_s) / 4 < together.makespan * 60 < turns_s
     many = [script_of(record) for record in make_trace(60, 4)]
     assert [row.split(" | ")[0] for row in order.rows(many)] == ["3", "5"]
+
+
+def test_the_older_engine_evicts_cold_trajectories_whole(load) -> None:
+    reproduce, engines, figures = load("reproduce"), load("engines"), load("figures")
+    past_the_cliff = figures.Cell("widesearch", 112, 0.1)
+    older, present = engines.ENGINES["older"], engines.ENGINES["present"]
+    found = []
+    for engine in (older, present):
+        with engine.pool() as pool:
+            cell = reproduce.run(past_the_cliff, Fraction(1, 16), pool, 0, engine)
+        found.append(cell)
+    assert found[0]["pools"] == found[1]["pools"]
+    assert found[0]["reuse"] < found[1]["reuse"] - 0.2
+    assert found[0]["minutes"] > 1.2 * found[1]["minutes"]
+
+
+def test_each_engine_keeps_its_own_results(load, tmp_path) -> None:
+    reproduce, engines, figures = load("reproduce"), load("engines"), load("figures")
+    cell = figures.scheduled("bfcl", "lpm", 1950)
+    stores = [
+        reproduce.Store(tmp_path, Fraction(1, 32), 0, engine)
+        for engine in engines.ENGINES.values()
+    ]
+    stores[0].add(cell, {"minutes": 1.5})
+    assert cell in stores[0]
+    assert cell not in stores[1]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert (
+        len({reproduce.model_of(cell, 1, 0, e) for e in engines.ENGINES.values()}) == 2
+    )
+
+
+def test_the_optimized_deployment_keeps_one_state_per_path(load) -> None:
+    reproduce, figures = load("reproduce"), load("figures")
+
+    def limit(cell) -> int:
+        return reproduce.settings_of(cell, Fraction(1, 8)).max_states_per_path
+
+    optimized, baseline = (
+        figures.TABLE_2[f"swe {n}"][0] for n in ("opt", "baseline 2")
+    )
+    assert limit(optimized) == limit(figures.mcp(5, 10)) == 1
+    assert limit(baseline) == limit(figures.TABLE_3["baseline"][0]) == -1
+    swept = [entry.cell for f in (figures.figure_3, figures.figure_6) for entry in f()]
+    assert {limit(cell) for cell in swept} == {-1}

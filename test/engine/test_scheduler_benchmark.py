@@ -165,3 +165,31 @@ def test_the_picture_is_drawn(report: ModuleType, tmp_path: Path) -> None:
     report.draw(report.group(runs), tmp_path / "picture.png")
 
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_breakdown_counts_calls_and_their_time(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breakdown = importlib.import_module("breakdown")
+    clock = iter([1.0, 1.25, 2.0, 2.5])
+    monkeypatch.setattr(breakdown.time, "thread_time", lambda: next(clock))
+    timer = breakdown.Timer()
+    assert timer.wrap(int)("7", base=8) == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        timer.wrap(int)("x")
+    assert (timer.calls, timer.cpu_s) == (2, 0.75)
+
+
+def test_the_breakdown_says_what_is_left(bench: ModuleType) -> None:
+    breakdown = importlib.import_module("breakdown")
+    row = {
+        "workload": "bfcl",
+        "policy": "routing-prefix",
+        "priority_cpu_s": 1.5,
+        "queries": [10_000, 1.0],
+        "refresh": [6_000, 0.1],
+    }
+    expected = (
+        "| bfcl | routing-prefix | 1.50 | 10,000 | 1.00 | 100 | 6,000 | 0.10 | 0.40 |"
+    )
+    assert breakdown.table([row]).splitlines()[-1] == expected

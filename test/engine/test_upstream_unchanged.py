@@ -159,7 +159,10 @@ def admission_order(engine: EngineServer) -> list[tuple[str, ...]]:
     """
     engine.flush()
     shared = tokens(2, 100)
+    before = len(engine.log)
     engine.generate(shared, 1)
+    while "Prefill batch" not in engine.log[before:]:  # written after the answer
+        time.sleep(0.01)
     mark = len(engine.log)
     bodies = [(tokens(3, 16000), 1)]
     for i in range(12):

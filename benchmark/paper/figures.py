@@ -270,11 +270,9 @@ def one_state_per_path() -> frozenset[Cell]:
     These are the optimized live runs and the coordination replay. The sweeps of figures 3
     to 8 are not among them: their cliffs say otherwise (README.md, where it differs).
     """
-    live = {cell for name, (cell, _) in TABLE_2.items() if name.endswith("opt")}
-    live |= {cell for name, (cell, _) in TABLE_3.items() if name.startswith("opt")}
-    live |= {entry.cell for entry in without_environment() if is_optimized(entry.cell)}
-    replay = {e.cell for figure in (figure_11, figure_12) for e in figure()}
-    return frozenset(live | replay)
+    figures = (figure_11, figure_12, table_2, table_3, without_environment)
+    cells = (entry.cell for figure in figures for entry in figure())
+    return frozenset(cell for cell in cells if is_optimized(cell))
 
 
 def is_optimized(cell: Cell) -> bool:

@@ -64,8 +64,8 @@ def test_results_of_another_model_are_run_again(
     elif changed == "trace":
         monkeypatch.setattr(reproduce, "digest_of_trace", lambda *_: "another")
     else:
-        slower = reproduce.OLDER._replace(environment={})
-        store = reproduce.Store(tmp_path, Fraction(1, 32), 0, slower)
+        other = reproduce.OLDER._replace(environment={})
+        store = reproduce.Store(tmp_path, Fraction(1, 32), 0, other)
     assert cell not in store
     assert store.get(cell) is None
 

@@ -37,8 +37,7 @@ class Workload(NamedTuple):
     """The marginals of one workload.
 
     ``single_turn_share`` of the trajectories have one turn and a prompt and shared part
-    of their own. The sigmas are those of
-    the logarithms. Environment seconds are None where the paper's replay has none; their
+    of their own. The sigmas are those of the logarithms. Environment seconds are None where the paper's replay has none; their
     mean is met exactly. One trajectory has ``longest_turns`` turns and comes after the
     share ``longest_place`` of the others. A trajectory with more turns than
     ``full_growth_turns`` grows slower, to the context of one that has so many.
@@ -97,8 +96,8 @@ WORKLOADS: dict[str, Workload] = {
         single_turn_context_tokens=1_500,
         single_turn_shared_tokens=200,
     ),
-    # The first prompt is long because contexts are near their end most of the time: the
-    # mean input is that of the live run (table 2), and figure 3's cliffs ask for it too.
+    # The first prompt is long because figure 3's cliffs ask for contexts that are near
+    # their end most of the time.
     "widesearch": Workload(
         trajectories=200,
         requests=5_672,

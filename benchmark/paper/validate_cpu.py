@@ -1,11 +1,11 @@
 """Replays batches on a real CPU engine and in virtual time, and compares.
 
 Three steps, each with files in the output folder. ``measure`` starts an engine with
-the tiny hybrid model and small pools for every schedule policy, replays a calibration
-batch that leaves no request waiting on one of them, and then the validation batches on
-all, in turns. ``fit`` makes the cost model from the calibration run alone. ``compare``
-simulates the validation batches with every policy and the engines' flags, and holds
-makespan, reuse and the order of the policies against the real runs.
+the tiny hybrid model and small pools for every schedule policy, replays two calibration
+batches on one of them, one of which leaves no request waiting, and then the validation
+batches on all, in turns. ``fit`` makes the cost model from the calibration runs alone.
+``compare`` simulates the validation batches with every policy and the engines' flags,
+and holds makespan, reuse and the order of the policies against the real runs.
 
     python benchmark/paper/validate_cpu.py --output build/validate-cpu
 
@@ -117,7 +117,9 @@ class Engine(NamedTuple):
     pid: int
 
 
-CALIBRATION = Batch("calibration", seed=1, trajectories=24, concurrency=7)
+CALM = Batch("calm", seed=1, trajectories=24, concurrency=7)
+BUSY = Batch("busy", seed=2, trajectories=32, concurrency=20)
+CALIBRATION = (CALM, BUSY)
 # Without pauses reuse hardly depends on the engine's speed; with them it does, past the
 # cliff: the slower the engine, the more requests wait for a policy to choose from.
 INFERENCE = Batch(
@@ -208,11 +210,11 @@ def make_trajectory(label: str, batch: Batch, rng: random.Random) -> TrajectoryR
 def measure(
     folder: Path, engines: dict[str, Engine], repeats: int, limit_s: float
 ) -> None:
-    """Replay the calibration batch, then the validation batches in turns."""
+    """Replay the calibration batches, then the validation batches in turns."""
     info = json.loads(get(engines["fcfs"].url + "/server_info"))
     (folder / "engine.json").write_text(json.dumps(info["hybrid_capacity"], indent=1))
     deadline = time.monotonic() + limit_s
-    runs = [(CALIBRATION, "fcfs", 1)] + [
+    runs = [(batch, "fcfs", 1) for batch in CALIBRATION] + [
         (batch, policy, number)
         for number in range(1, repeats + 1)
         for batch in VALIDATION
@@ -388,8 +390,9 @@ def get(url: str) -> bytes:
 
 
 def fit(folder: Path) -> None:
-    """Write the cost model from the calibration run."""
-    found = calibrate(read_trace(quiet_runs(folder, CALIBRATION, "fcfs")[0]))
+    """Write the cost model from the calibration runs."""
+    runs = [quiet_runs(folder, batch, "fcfs")[0] for batch in CALIBRATION]
+    found = calibrate(*map(read_trace, runs))
     geometry = json.loads((folder / "engine.json").read_text())
     deployment = Deployment(
         name=NAME,
@@ -445,13 +448,14 @@ def compare(folder: Path) -> dict[str, Any]:
             )
             return {**beside(runs, as_fitted), "other_speeds": figures(others)}
 
-        calibration = row(CALIBRATION, "fcfs")
+        calibration = {batch.name: row(batch, "fcfs") for batch in CALIBRATION}
         tables = {b.name: {p: row(b, p) for p in CONTENDERS} for b in VALIDATION}
     errors = {
         name: {policy: errors_of(row) for policy, row in table.items()}
         for name, table in tables.items()
     }
-    account = {**deployment.fit, **errors_of(calibration), "validation": errors}
+    own = {name: errors_of(row) for name, row in calibration.items()}
+    account = {**deployment.fit, "calibration": own, "validation": errors}
     write_json(file, msgspec.structs.replace(deployment, fit=account))
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -10,6 +10,8 @@ from sglang_agent.simulate.workers import WorkerPool
 
 from .batches import SMALL, make_trace, run
 
+SIX_AT_ONCE = ["--max-running-requests", "6"]
+
 
 def one_at_a_time(count: int, first_token: bool = True) -> list[TrajectoryRecord]:
     """Requests that never meet: every equation holds exactly."""
@@ -61,3 +63,21 @@ def test_a_calibrated_model_repeats_the_run(pool: WorkerPool) -> None:
     )
     ends = [max(r.ended_s for r in result.records) for result in (real, again)]
     assert ends[1] == pytest.approx(ends[0], rel=0.1)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_waiting_for_a_place_is_not_taken_for_prefill(pool: WorkerPool) -> None:
+    """24 at once on a worker that runs six: most first tokens are late for the queue."""
+    trace = make_trace(24, 5)
+    crowded, alone = (
+        run(pool, trace, sample_concurrency=n, server_args=SIX_AT_ONCE).records
+        for n in (24, 3)
+    )
+    for runs in ((crowded,), (crowded, alone)):
+        found = calibrate(*runs)
+        assert found.passes.prefill_token_s == pytest.approx(5e-5, rel=0.15)
+        assert found.overhead_s < 0.002
+        assert found.requests == 120 * len(runs)
+    # Only together do they tell how long a pass is and what a request adds.
+    assert found.passes.pass_s == pytest.approx(SMALL.passes.pass_s, rel=0.1)

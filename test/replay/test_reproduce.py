@@ -195,6 +195,8 @@ def test_job_orders_are_compared_with_the_gates_alone(load) -> None:
     assert [row.split(" | ")[0] for row in order.rows(many)] == ["3", "5"]
 
 
+@pytest.mark.engine
+@pytest.mark.timeout(300)
 def test_the_older_engine_evicts_cold_trajectories_whole(load) -> None:
     reproduce, engines, figures = load("reproduce"), load("engines"), load("figures")
     past_the_cliff = figures.Cell("widesearch", 112, 0.1)

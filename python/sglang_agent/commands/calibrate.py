@@ -10,7 +10,13 @@ HELP = "Fit the cost model of a worker to the request times of a real run."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="trace or folder of a streamed run")
+    parser.add_argument(
+        "trace",
+        type=Path,
+        nargs="+",
+        help="traces or folders of streamed runs of one deployment; two of different "
+        "concurrency say more than one",
+    )
     parser.add_argument(
         "-o", "--output", type=Path, required=True, help="cost model to write (JSON)"
     )
@@ -45,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
         if not 0 < getattr(args, flag) < float("inf"):
             name = flag.replace("_", "-")
             raise UsageError(f"--{name} must be > 0, got {getattr(args, flag):g}")
-    found = calibrate(read_trace(args.trace))
+    found = calibrate(*map(read_trace, args.trace))
+    source = ", ".join(trace.name for trace in args.trace)
     deployment = Deployment(
         name=args.name or args.output.stem,
-        description=f"calibrated from {args.trace.name}",
+        description=f"calibrated from {source}",
         passes=found.passes,
         request_overhead_s=found.overhead_s,
         kv_bytes_per_token=args.kv_bytes_per_token,
@@ -59,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         chunked_prefill_tokens=args.chunked_prefill_tokens,
         context_length_tokens=args.context_length_tokens,
         fit={
-            "source": args.trace.name,
+            "source": source,
             "requests": found.requests,
             "explained_variance": round(found.explained, 4),
         },
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     args.output.write_bytes(content + b"\n")
     print(
         f"{args.output}: {found.requests} requests, {found.explained:.1%} of the "
-        "variance of their times explained; simulate the same trace to see the error "
+        "variance of their times explained; simulate the same to see the error "
         "of the makespan"
     )
     return 0

@@ -15,8 +15,9 @@ and until its first token a worker that prefills first does nothing else::
 
 Least squares over all requests with non-negative coefficients gives the costs. The
 sums use averages over each window, so this is an estimate: simulate the trace with it to
-see how far off it is. Time in the queue is not in the equations, so the run should admit
-no more trajectories at once than the worker runs.
+see how far off it is. Time in the queue is not in the equations: a request that came when
+as many were in flight as the worker ever decodes together may have waited for a place,
+so it has only the first one.
 """
 
 from __future__ import annotations
@@ -58,24 +59,25 @@ class Calibration(NamedTuple):
     explained: float
 
 
-def calibrate(records: Sequence[TrajectoryRecord]) -> Calibration:
-    """Estimate from the stages of one run.
+def calibrate(*runs: Sequence[TrajectoryRecord]) -> Calibration:
+    """Estimate from the stages of one or more runs of the same deployment.
 
-    Raises :class:`UsageError` when the trace holds too few requests with first-token
+    Runs of different concurrency tell a pass from what each request adds to it. Raises :class:`UsageError` when the trace holds too few requests with first-token
     times (a run must stream to know them).
     """
     import numpy as np
 
-    by_worker: dict[str | None, list[InferenceStage]] = defaultdict(list)
-    for stage in _usable(records):
-        by_worker[stage.worker].append(stage)
+    by_worker: dict[tuple[int, str | None], list[InferenceStage]] = defaultdict(list)
+    for number, records in enumerate(runs):
+        for stage in _usable(records):
+            by_worker[number, stage.worker].append(stage)
     rows: list[list[float]] = []
     seconds: list[float] = []
     for stages in by_worker.values():
         for row, value in _Window(stages).equations():
             rows.append(row)
             seconds.append(value)
-    count = len(rows) // 2
+    count = sum(map(len, by_worker.values()))
     if count < LEAST_REQUESTS:
         raise UsageError(
             f"trace: {count} requests have first-token times, at least "
@@ -141,6 +143,9 @@ class _Window:
     def __init__(self, stages: Sequence[InferenceStage]) -> None:
         self._stages = sorted(stages, key=_first)
         self._firsts = [_first(stage) for stage in self._stages]
+        self._starts = sorted(stage.start_s for stage in stages)
+        self._ends = sorted(stage.end_s for stage in stages)
+        self._places = self._most_decoding()
         self._new = _running_sum(_new_tokens(stage) for stage in self._stages)
         self._products = _running_sum(_products(stage) for stage in self._stages)
 
@@ -150,8 +155,9 @@ class _Window:
             first = _first(stage)
             low = bisect_left(self._firsts, stage.start_s)
             here = bisect_right(self._firsts, first)
-            new, products = self._between(low, here)
-            yield [1.0, 1.0, new, products, 0.0, 0.0], first - stage.start_s
+            if self._in_flight_before(stage.start_s) < self._places:
+                new, products = self._between(low, here)
+                yield [1.0, 1.0, new, products, 0.0, 0.0], first - stage.start_s
             passes = stage.output_tokens - 1
             after = bisect_right(self._firsts, stage.end_s)
             new, products = self._between(here, after)
@@ -167,6 +173,20 @@ class _Window:
                 ],
                 stage.end_s - first,
             )
+
+    def _most_decoding(self) -> int:
+        """How many requests decoded at once at the busiest moment."""
+        changes = sorted(
+            change
+            for stage in self._stages
+            for change in ((_first(stage), 1), (stage.end_s, -1))
+        )
+        return max(itertools.accumulate(step for _, step in changes), default=0)
+
+    def _in_flight_before(self, moment_s: float) -> int:
+        """Requests that were sent before a moment and have not ended by then."""
+        sent = bisect_left(self._starts, moment_s)
+        return sent - bisect_right(self._ends, moment_s)
 
     def _between(self, low: int, high: int) -> tuple[float, float]:
         return (

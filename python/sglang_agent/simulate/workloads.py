@@ -40,7 +40,8 @@ class Workload(NamedTuple):
     of their own. The sigmas are those of the logarithms. Environment seconds are None where the paper's replay has none; their
     mean is met exactly. One trajectory has ``longest_turns`` turns and comes after the
     share ``longest_place`` of the others. A trajectory with more turns than
-    ``full_growth_turns`` grows slower, to the context of one that has so many.
+    ``full_growth_turns`` grows slower, to the context of one that has so many. The first
+    response adds ``first_response_tokens`` to what it would bring otherwise.
     """
 
     trajectories: int
@@ -60,6 +61,7 @@ class Workload(NamedTuple):
     longest_turns: int | None = None
     longest_place: float = 0.0
     full_growth_turns: int | None = None
+    first_response_tokens: int = 0
 
     @property
     def final_context_tokens(self) -> float:
@@ -104,7 +106,8 @@ WORKLOADS: dict[str, Workload] = {
         output_tokens=4_736_147,
         r_bal=0.10,
         shared_tokens=2_000,
-        first_prompt_tokens=19_000,
+        first_prompt_tokens=6_000,
+        first_response_tokens=13_000,
         turns_sigma=0.3,
         output_sigma=0.9,
         added_sigma=0.8,
@@ -219,7 +222,10 @@ def _added(
     whole = round(workload.final_context_tokens * len(turns))
     of_singles = singles * workload.single_turn_context_tokens
     responses = (
-        whole - output_tokens - of_singles - multi * workload.first_prompt_tokens
+        whole
+        - output_tokens
+        - of_singles
+        - multi * (workload.first_prompt_tokens + workload.first_response_tokens)
     )
     full = workload.full_growth_turns or max(turns)
     pace = [min(1.0, full / count) for count in turns for _ in range(count - 1)]
@@ -229,7 +235,9 @@ def _added(
     for count in turns:
         single = count == 1 and workload.single_turn_context_tokens
         added.append(single or workload.first_prompt_tokens)
-        added.extend(next(grown) for _ in range(count - 1))
+        for turn in range(2, count + 1):
+            first = workload.first_response_tokens if turn == 2 else 0
+            added.append(first + next(grown))
     return added
 
 

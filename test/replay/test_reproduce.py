@@ -1,6 +1,7 @@
 """The reproduction: what it would run, what it keeps, how it judges."""
 
 import importlib
+import json
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +99,32 @@ def test_claims_are_judged_from_the_results(load, tmp_path) -> None:
     judged = {c.text: c for c in (evaluate(store) for evaluate in claims.CHECKS)}
     assert judged[text].holds is True
     assert judged[text].ours == "-20.0%"
+
+
+def test_ordering_costs_are_those_of_whole_batches(load, tmp_path, monkeypatch) -> None:
+    """Seed by seed; slices and runs without the refresh do not count."""
+    claims, reproduce = load("claims"), load("reproduce")
+    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    runs = [
+        {"policy": policy, "seed": seed, "priority_cpu_s": seconds, **more}
+        for policy, seed, seconds, more in (
+            ("routing-prefix", 0, 2.0, {}),
+            ("routing-prefix", 1, 1.0, {}),
+            ("lpm", 0, 5.0, {}),
+            ("lpm", 2, 0.1, {}),
+            ("lpm", 1, 0.1, {"refresh": False}),
+            ("dfs-weight", 0, 0.1, {"scale": 0.1}),
+        )
+    ]
+    everything = {"workload": "swe", "refresh": True, "scale": 1.0}
+    measured = tmp_path / "whole.json"
+    measured.write_text(json.dumps({"runs": [{**everything, **run} for run in runs]}))
+    monkeypatch.setattr(claims, "WHOLE_BATCHES", measured)
+    judged = {c.text: c for c in (evaluate(store) for evaluate in claims.CHECKS)}
+    of_lpm = judged["swe: priority calculation, routing-prefix / lpm"]
+    assert (of_lpm.ours, of_lpm.holds) == ("0.4 (measured, scale 1)", True)
+    of_dfs = judged["swe: priority calculation, routing-prefix / dfs-weight"]
+    assert of_dfs.holds is None
 
 
 def test_a_time_out_counts_as_longer_than_anything(load, tmp_path) -> None:

@@ -122,7 +122,7 @@ def goals(groups: Groups) -> Iterator[str]:
             if ratios:
                 met = "met" if statistics.median(ratios) <= goal else "**not met**"
                 yield (
-                    f"| {batch(ours, runs)} | {on_off(ours.refresh)} | RP / {other} | "
+                    f"| {batch(ours, runs[: len(ratios)])} | {on_off(ours.refresh)} | RP / {other} | "
                     f"{spread(ratios)} | {goal} | {met} | {case.paper[other]} |"
                 )
 

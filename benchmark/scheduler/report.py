@@ -121,8 +121,9 @@ def goals(groups: Groups) -> Iterator[str]:
             ratios = paired(runs, groups.get(ours._replace(policy=other), []))
             if ratios:
                 met = "met" if statistics.median(ratios) <= goal else "**not met**"
+                compared = batch(ours, runs[: len(ratios)])
                 yield (
-                    f"| {batch(ours, runs[: len(ratios)])} | {on_off(ours.refresh)} | RP / {other} | "
+                    f"| {compared} | {on_off(ours.refresh)} | RP / {other} | "
                     f"{spread(ratios)} | {goal} | {met} | {case.paper[other]} |"
                 )
 

@@ -78,6 +78,17 @@ def test_the_shipped_deployment_gives_the_published_capacity(
     assert found.reference_concurrency == pytest.approx(concurrency, abs=1)
 
 
+def test_the_first_response_of_widesearch_is_long() -> None:
+    """The prompt is short enough for its shared part to be more than 30% of it."""
+    for record in generate("widesearch"):
+        first, second = (
+            s for s in record.stages if isinstance(s, InferenceStage) and s.turn <= 2
+        )
+        assert record.shared_tokens > 0.3 * first.input_tokens
+        grown = second.input_tokens - first.input_tokens - first.output_tokens
+        assert grown > WORKLOADS["widesearch"].first_response_tokens > 10_000
+
+
 def test_equal_seeds_give_equal_traces() -> None:
     assert generate("swe", scale=0.1, seed=3) == generate("swe", scale=0.1, seed=3)
     assert generate("swe", scale=0.1, seed=3) != generate("swe", scale=0.1, seed=4)

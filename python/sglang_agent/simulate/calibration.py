@@ -62,8 +62,9 @@ class Calibration(NamedTuple):
 def calibrate(*runs: Sequence[TrajectoryRecord]) -> Calibration:
     """Estimate from the stages of one or more runs of the same deployment.
 
-    Runs of different concurrency tell a pass from what each request adds to it. Raises :class:`UsageError` when the trace holds too few requests with first-token
-    times (a run must stream to know them).
+    Runs of different concurrency tell a pass from what each request adds to it. Raises
+    :class:`UsageError` when the traces hold too few requests with first-token times (a
+    run must stream to know them).
     """
     import numpy as np
 

@@ -37,11 +37,12 @@ class Workload(NamedTuple):
     """The marginals of one workload.
 
     ``single_turn_share`` of the trajectories have one turn and a prompt and shared part
-    of their own. The sigmas are those of the logarithms. Environment seconds are None where the paper's replay has none; their
-    mean is met exactly. One trajectory has ``longest_turns`` turns and comes after the
-    share ``longest_place`` of the others. A trajectory with more turns than
-    ``full_growth_turns`` grows slower, to the context of one that has so many. The first
-    response adds ``first_response_tokens`` to what it would bring otherwise.
+    of their own. The sigmas are those of the logarithms. Environment seconds are None
+    where the paper's replay has none; their mean is met exactly. One trajectory has
+    ``longest_turns`` turns and comes after the share ``longest_place`` of the others. A
+    trajectory with more turns than ``full_growth_turns`` grows slower, to the context of
+    one that has so many. The first response adds ``first_response_tokens`` to what it
+    would bring otherwise.
     """
 
     trajectories: int
@@ -98,8 +99,8 @@ WORKLOADS: dict[str, Workload] = {
         single_turn_context_tokens=1_500,
         single_turn_shared_tokens=200,
     ),
-    # The first prompt is long because figure 3's cliffs ask for contexts that are near
-    # their end most of the time.
+    # Figure 3's cliffs ask for contexts that are near their end most of the time, figures 8
+    # and 10 for a first prompt whose shared part binds cache_aware.
     "widesearch": Workload(
         trajectories=200,
         requests=5_672,

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from key_tail import use_tails
+
 
 def refresh_path(component: Any, phase: Any, node: Any, root: Any) -> None:
     """Make the states from the root down to ``node`` the most recently used ones."""
@@ -40,6 +42,7 @@ def main() -> int:
             from sglang.srt.mem_cache.unified_cache.components import mamba
 
             mamba.MambaComponent.refresh_lru = refresh_path
+            use_tails()
             return super()._start(command)
 
     virtual_worker._Session = OlderSession

@@ -222,20 +222,58 @@ def test_job_orders_are_compared_with_the_gates_alone(load) -> None:
     assert [row.split(" | ")[0] for row in order.rows(many)] == ["3", "5"]
 
 
+@pytest.fixture(scope="module")
+def past_the_cliff():
+    """Runs a batch in which FCFS has lost its cache: nodes are split and evicted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PAPER))
+        reproduce = importlib.import_module("reproduce")
+        cell = importlib.import_module("figures").Cell("widesearch", 112, 0.1)
+
+        found = {}
+
+        def run(engine) -> dict:
+            if engine.program not in found:
+                with engine.pool() as pool:
+                    result = reproduce.run(cell, Fraction(1, 16), pool, 0, engine)
+                for measured in ("cpu_s", "wall_s", "priority_cpu_s", "date"):
+                    del result[measured]
+                found[engine.program] = result
+            return found[engine.program]
+
+        yield run
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-def test_the_older_engine_evicts_cold_trajectories_whole(load) -> None:
-    reproduce, engines, figures = load("reproduce"), load("engines"), load("figures")
-    past_the_cliff = figures.Cell("widesearch", 112, 0.1)
-    older, present = engines.ENGINES["older"], engines.ENGINES["present"]
-    found = []
-    for engine in (older, present):
-        with engine.pool() as pool:
-            cell = reproduce.run(past_the_cliff, Fraction(1, 16), pool, 0, engine)
-        found.append(cell)
-    assert found[0]["pools"] == found[1]["pools"]
-    assert found[0]["reuse"] < found[1]["reuse"] - 0.2
-    assert found[0]["minutes"] > 1.2 * found[1]["minutes"]
+def test_the_older_engine_evicts_cold_trajectories_whole(load, past_the_cliff) -> None:
+    engines = load("engines").ENGINES
+    older, present = (past_the_cliff(engines[name]) for name in ("older", "present"))
+    assert older["pools"] == present["pools"]
+    assert older["reuse"] < present["reuse"] - 0.2
+    assert older["minutes"] > 1.2 * present["minutes"]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_inserting_without_copies_changes_nothing(
+    load, past_the_cliff, tmp_path
+) -> None:
+    copying = tmp_path / "copying_engine.py"
+    copying.write_text(
+        f"import sys\nsys.path.insert(0, {str(PAPER)!r})\nimport older_engine\n"
+        "older_engine.use_tails = lambda: None\nsys.exit(older_engine.main())\n"
+    )
+    older = load("engines").ENGINES["older"]
+    expected = past_the_cliff(older._replace(program=(str(copying),)))
+    assert past_the_cliff(older) == expected
+
+
+def test_a_tail_is_the_rest_of_its_key(load) -> None:
+    tail = load("key_tail").Tail([1, 2, 3, 4, 5], 0)[2:][1:]
+    assert (len(tail), tail.copy()) == (2, [4, 5])
+    with pytest.raises(ValueError, match="slice: slice\\(1, 2, None\\)"):
+        tail[1:2]
 
 
 def test_each_engine_keeps_its_own_results(load, tmp_path) -> None:

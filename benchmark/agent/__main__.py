@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import workload
 from peers import PEERS, ROOT, Peer
+
+from sglang_agent.machine import machine
 
 HERE = Path(__file__).parent
 GROUPS = ("limits", "peers")
@@ -115,23 +114,6 @@ def behind(contenders: list[Found]) -> list[str]:
         for peer in peers
         if peer["turns_per_s_whole"] >= ours["turns_per_s_whole"]
     ]
-
-
-def machine() -> Found:
-    """What the figures were measured on."""
-    model = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average_at_start": os.getloadavg(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def named_python(text: str) -> tuple[str, str]:

@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import random
 import signal
 import socket
@@ -40,6 +39,7 @@ import msgspec
 import psutil
 
 from sgl_router.policies import make_policy
+from sglang_agent.machine import in_words
 from sglang_agent.records import (
     EnvironmentStage,
     InferenceStage,
@@ -396,7 +396,7 @@ def fit(folder: Path) -> None:
     geometry = json.loads((folder / "engine.json").read_text())
     deployment = Deployment(
         name=NAME,
-        description=f"One engine with the tiny hybrid model on {processor()}",
+        description=f"One engine with the tiny hybrid model on {in_words()}",
         passes=found.passes,
         request_overhead_s=found.overhead_s,
         kv_bytes_per_token=geometry["kv_bytes_per_token"],
@@ -420,15 +420,6 @@ def write_json(file: Path, content: Any) -> None:
     file.write_bytes(
         msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     )
-
-
-def processor() -> str:
-    """The machine in words."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{os.cpu_count()} x {line.partition(':')[2].strip()}"
-    return f"{os.cpu_count()} x {platform.machine()}"
 
 
 # -- the comparison ---------------------------------------------------------------
@@ -459,7 +450,7 @@ def compare(folder: Path) -> dict[str, Any]:
     write_json(file, msgspec.structs.replace(deployment, fit=account))
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": processor(),
+        "machine": in_words(),
         "calibration": calibration,
         "batches": {batch.name: msgspec.to_builtins(batch) for batch in VALIDATION},
         "other_speeds": OTHER_SPEEDS,

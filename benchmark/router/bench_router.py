@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -24,12 +23,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from contenders import CONTENDERS, ROOT, Contender, Missing, install
+
+from sglang_agent.machine import machine
 
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -408,24 +408,6 @@ def pick_microseconds(workers: int = 64, picks: int = 100_000) -> float:
         command, check=True, capture_output=True, text=True, env=environment
     )
     return float(done.stdout)
-
-
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    model = "unknown"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average_at_start": os.getloadavg(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def choose(names: list[str], allow_missing: bool, folder: Path) -> list[Contender]:

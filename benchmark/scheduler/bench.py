@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import sys
 import time
@@ -27,6 +26,7 @@ import msgspec
 from report import CASES, POLICIES, Case, Run, load, summary
 
 from sgl_router.policies import make_policy
+from sglang_agent.machine import in_words
 from sglang_agent.records import InferenceStage, TrajectoryRecord
 from sglang_agent.simulate import SimulationSettings, load_deployment, simulate
 from sglang_agent.simulate.cost_model import Deployment
@@ -135,7 +135,7 @@ def measure(cell: Cell, pool: WorkerPool) -> Run:
         virtual_makespan_s=max(record.ended_s for record in result.records),
         engine=worker.engine,
         date=time.strftime("%Y-%m-%d"),
-        machine=machine(),
+        machine=in_words(),
     )
 
 
@@ -173,13 +173,6 @@ def shorten(
 def inferences(record: TrajectoryRecord) -> Sequence[InferenceStage]:
     """The inference stages of a trajectory."""
     return [s for s in record.stages if isinstance(s, InferenceStage)]
-
-
-def machine() -> str:
-    """Processor and number of cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (text.split(":", 1)[1] for text in lines if text.startswith("model name"))
-    return f"{next(names, 'unknown').strip()}, {os.cpu_count()} cores"
 
 
 def line(run: Run) -> str:

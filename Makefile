@@ -56,7 +56,7 @@ bench-scheduler: setup ## CPU seconds of priority calculation by schedule policy
 
 reproduce: setup ## simulate the paper's figures and tables (SCALE=1/8; stop and start at will), then compare
 	$(RUN) benchmark/paper/reproduce.py --scale $(SCALE) $(ARGS)
-	$(RUN) benchmark/paper/claims.py --scale $(SCALE)
+	$(RUN) benchmark/paper/compare.py
 
 bench-agent: setup ## the agent client against its limits, beside inspect-ai and verifiers (ARGS=...)
 	$(RUN) benchmark/agent --install $(ARGS)

@@ -1,18 +1,14 @@
-"""Holds the simulated results against the paper, claim by claim.
+"""The paper's statements of order or sign, each with what the simulated results say.
 
-Reads what ``reproduce.py`` has left, writes ``results/claims.json``, draws the figures
-whose cells are there into ``results/``, and rewrites the table in README.md. A claim
-whose cells have not been run is listed as such.
+``CHECKS`` holds one function a claim; given a :class:`reproduce.Store` it returns a
+:class:`Claim`. A claim whose cells have not been run neither holds nor fails.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,22 +16,19 @@ from figures import (
     C_REF,
     FIGURE_6,
     FIGURE_8,
-    FIGURES,
     TABLE_2,
     TABLE_3,
     Cell,
-    Published,
     figure_3,
     mcp,
     routed,
     scheduled,
 )
-from reproduce import RESULTS, Store
+from reproduce import Store
 
 WHOLE_BATCHES = (
     Path(__file__).resolve().parents[1] / "scheduler" / "results" / "whole.json"
 )
-MARK_BEGIN, MARK_END = "<!-- claims -->", "<!-- end of claims -->"
 
 
 class Claim(NamedTuple):
@@ -320,177 +313,3 @@ for _workload in FIGURE_8:
 for _capacity in (3, 5):
     add_figure_11(_capacity)
 add_tables()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Evaluate, draw, and rewrite the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", type=Fraction, default=Fraction(1, 8))
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args(arguments)
-    store = Store(options.results, options.scale)
-    claims = [evaluate(store) for evaluate in CHECKS]
-    lines = [
-        *claim_table(claims),
-        "",
-        *makespan_lines(store),
-        "",
-        cost_line(store),
-    ]
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "claims.json").write_text(
-        json.dumps([claim._asdict() for claim in claims], indent=1) + "\n"
-    )
-    draw(store, options.results)
-    readme = options.results.parent / "README.md"
-    if readme.exists():
-        rewrite(readme, lines)
-    print("\n".join(lines))
-    return 0
-
-
-def claim_table(claims: list[Claim]) -> Iterator[str]:
-    """A Markdown table."""
-    verdicts = {True: "holds", False: "**does not hold**", None: "not run"}
-    yield "| figure | claim | paper | ours (simulated) | |"
-    yield "|---|---|---|---|---|"
-    for claim in claims:
-        yield (
-            f"| {claim.where} | {claim.text} | {claim.paper} | {claim.ours} | "
-            f"{verdicts[claim.holds]} |"
-        )
-    done = [claim for claim in claims if claim.holds is not None]
-    held = sum(bool(claim.holds) for claim in done)
-    yield ""
-    yield f"{held} of {len(done)} claims that were run hold; {len(claims) - len(done)} were not run."
-
-
-def makespan_lines(store: Store) -> Iterator[str]:
-    """How many published makespans are met within 15%, by figure.
-
-    Relative means: over the reference cell of the same batch, ours and the paper's.
-    """
-    yield "| figure | cells run | time-outs of either that agree | makespans within 15% | relative makespans within 15% |"
-    yield "|---|---|---|---|---|"
-    totals = [0, 0]
-    for name, figure in FIGURES.items():
-        entries = [entry for entry in figure() if entry.cell in store]
-        compared = [ratio for e in entries if (ratio := against_paper(store, e))]
-        if not entries or not any(e.minutes or e.timed_out for e in entries):
-            continue
-        relative = [r for e in entries if (r := relative_to_paper(store, e, figure()))]
-        ends = [(result(store, e.cell)["timed_out"], e.timed_out) for e in entries]
-        agree = sum(ours and theirs for ours, theirs in ends)
-        near = sum(abs(ratio - 1) <= 0.15 for ratio in relative)
-        totals[0] += near
-        totals[1] += len(relative)
-        yield (
-            f"| {name} | {len(entries)} of {len(list(figure()))} | "
-            f"{agree} of {sum(ours or theirs for ours, theirs in ends)} | "
-            f"{spread(compared)} | {spread(relative)} |"
-        )
-    if totals[1]:
-        yield ""
-        yield f"Relative makespans: {totals[0]} of {totals[1]} ({totals[0] / totals[1]:.0%}) within 15% of the paper's."
-
-
-def cost_line(store: Store) -> str:
-    """What the cells that were run have cost, and how many there are."""
-    cells = {entry.cell for figure in FIGURES.values() for entry in figure()}
-    seconds = [found["cpu_s"] for c in cells if (found := store.get(c))]
-    if not seconds:
-        return f"None of {len(cells)} cells was run."
-    return (
-        f"{len(seconds)} of {len(cells)} cells were run; their workers took "
-        f"{sum(seconds):.0f} CPU seconds, {min(seconds):.0f} to {max(seconds):.0f} a cell."
-    )
-
-
-def spread(ratios: list[float]) -> str:
-    """How many are within 15% of 1, and their range."""
-    if not ratios:
-        return "-"
-    near = sum(abs(ratio - 1) <= 0.15 for ratio in ratios)
-    return f"{near} of {len(ratios)} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def against_paper(store: Store, entry: Published) -> float | None:
-    """Our makespan over the paper's, unless one of them is missing or a time-out."""
-    found = store.get(entry.cell)
-    if found is None or entry.minutes is None or found["timed_out"]:
-        return None
-    return float(found["minutes"]) / entry.minutes
-
-
-def relative_to_paper(
-    store: Store, entry: Published, figure: Iterator[Published]
-) -> float | None:
-    """The same of the makespan over that of the reference cell."""
-    if entry.reference is None or entry.reference == entry.cell:
-        return None
-    reference = next(e for e in figure if e.cell == entry.reference)
-    here, there = against_paper(store, entry), against_paper(store, reference)
-    return here / there if here and there else None
-
-
-def rewrite(readme: Path, lines: list[str]) -> None:
-    """Replace what is between the marks."""
-    before, _, rest = readme.read_text().partition(MARK_BEGIN)
-    _, _, after = rest.partition(MARK_END)
-    body = "\n".join(lines)
-    readme.write_text(f"{before}{MARK_BEGIN}\n{body}\n{MARK_END}{after}")
-
-
-def draw(store: Store, folder: Path) -> None:
-    """Pictures with the paper's numbers beside ours, for what has been run."""
-    from matplotlib.figure import Figure
-
-    for name, figure in FIGURES.items():
-        entries = [(e, store.get(e.cell)) for e in figure()]
-        known = [(e, r) for e, r in entries if r is not None]
-        if not known:
-            (folder / f"{name}.png").unlink(missing_ok=True)
-            continue
-        picture = Figure(figsize=(8, 1 + 0.22 * len(known)), layout="constrained")
-        axes = picture.subplots()
-        for place, (entry, found) in enumerate(known):
-            ours = found["minutes"]
-            axes.barh(place + 0.2, ours, 0.38, color="tab:blue")
-            if entry.minutes is not None:
-                axes.barh(place - 0.2, entry.minutes, 0.38, color="tab:gray")
-            if found["timed_out"] or entry.timed_out:
-                who = [
-                    w
-                    for w, t in (
-                        ("ours", found["timed_out"]),
-                        ("paper", entry.timed_out),
-                    )
-                    if t
-                ]
-                axes.text(
-                    0, place, f"  time-out: {', '.join(who)}", va="center", fontsize=6
-                )
-        names = [_name(entry.cell) for entry, _ in known]
-        axes.set_yticks(range(len(known)), names, fontsize=6)
-        axes.invert_yaxis()
-        axes.set_xlabel("makespan (min): blue simulated here, grey the paper")
-        axes.set_title(name)
-        picture.savefig(folder / f"{name}.png", dpi=110)
-
-
-def _name(cell: Cell) -> str:
-    parts = [
-        cell.workload,
-        f"CS {cell.sample_concurrency}",
-        f"r {cell.ratio:g}",
-        cell.schedule_policy,
-    ]
-    if cell.workers > 1:
-        parts.append(cell.router_policy)
-    if cell.env_concurrency is not None:
-        parts.append(f"CE {cell.env_concurrency} {cell.job_order}")
-    return ", ".join(parts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -93,7 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
 class Store:
     """One JSON file per scale, seed and engine: results by the cell's key.
 
-    A result counts only while the cell's model (:func:`model_of`) is the one it had.
+    A result counts only while the cell's model (:func:`model_of`) is the one it had. A
+    cell that always runs in full is kept with those of scale 1.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Store:
         self._scale, self._seed, self._engine = scale, seed, engine
         self._path = folder / f"scale-{name}.json"
         self._results = self._read()
+        self._full = self if scale == 1 else Store(folder, Fraction(1), seed, engine)
 
     def _read(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -116,16 +119,24 @@ class Store:
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a cell, if it was run with the present model."""
+        if self._elsewhere(cell):
+            return self._full.get(cell)
         found: dict[str, Any] | None = self._results.get(cell.key)
         if found is None or found.get("model") != self._model(cell):
             return None
         return found
+
+    def _elsewhere(self, cell: Cell) -> bool:
+        return self._full is not self and share_of_full(cell, self._scale) == 1
 
     def _model(self, cell: Cell) -> str:
         return model_of(cell, self._scale, self._seed, self._engine)
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
         """Keep a result at once, beside what another run has added meanwhile."""
+        if self._elsewhere(cell):
+            self._full.add(cell, result)
+            return
         result = {**result, "model": self._model(cell)}
         self._results = self._read() | {cell.key: result}
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,6 +147,12 @@ class Store:
         beside = self._path.with_suffix(".tmp")
         beside.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         beside.replace(self._path)
+
+
+def scales_in(folder: Path) -> list[Fraction]:
+    """The scales of which ``folder`` has results (seed 0, older engine), rising."""
+    names = [re.fullmatch(r"scale-(\d+)(?:-(\d+))?", p.stem) for p in folder.iterdir()]
+    return sorted(Fraction(int(m[1]), int(m[2] or 1)) for m in names if m)
 
 
 def share_of_full(cell: Cell, scale: Fraction) -> float:

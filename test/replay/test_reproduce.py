@@ -136,12 +136,51 @@ def test_a_time_out_counts_as_longer_than_anything(load, tmp_path) -> None:
 
 
 def test_the_table_is_replaced_between_the_marks(load, tmp_path) -> None:
-    claims = load("claims")
+    compare = load("compare")
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- claims -->\nold\n<!-- end of claims -->\nafter\n")
-    claims.rewrite(readme, ["new"])
+    compare.rewrite(readme, ["new"])
     expected = "before\n<!-- claims -->\nnew\n<!-- end of claims -->\nafter\n"
     assert readme.read_text() == expected
+
+
+def test_every_scale_has_its_column(load, tmp_path, capsys) -> None:
+    """And a cell that always runs in full counts at each of them."""
+    compare, reproduce, figures = load("compare"), load("reproduce"), load("figures")
+    results = tmp_path / "results"
+    stores = [reproduce.Store(results, Fraction(1, scale)) for scale in (8, 1)]
+    finished = {"timed_out": False, "cpu_s": 1.0, "minutes": 100.0, "beta": 0.1}
+    stores[0].add(figures.mcp(3, 3), finished)
+    stores[0].add(figures.mcp(3, 10), finished | {"minutes": 60.0})
+    for store, lbch in zip(stores, (10.0, 12.0), strict=True):
+        for router in figures.FIGURE_8["swe"][2]:
+            found = finished | {"minutes": lbch if router == "lbch" else 11.0}
+            store.add(figures.routed("swe", router), found)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- claims --><!-- end of claims -->")
+    assert compare.main(["--results", str(results)]) == 0
+    lines = readme.read_text().splitlines()
+    assert "| figure | claim | paper | scale 1/8 | scale 1 |" in lines
+    (routing,) = (x for x in lines if x.startswith("| 8 | swe: LBCH is the shortest"))
+    assert "lbch 10.0 | **no**: cache_aware 11.0" in routing
+    (separated,) = (x for x in lines if "| CE 3: CS 10 instead of 3" in x)
+    assert separated.endswith("| -40.0% | -40.0% |")
+    assert "Scale 1: 8 of 9 claims that were run hold; 40 were not run." in lines
+    saved = json.loads((results / "claims.json").read_text())
+    by_text = {claim["text"]: claim["verdicts"] for claim in saved}
+    verdicts = by_text["swe: LBCH is the shortest"]
+    assert [verdicts[scale]["holds"] for scale in ("1/8", "1")] == [True, False]
+    assert {file.name for file in results.glob("*.png")} == {
+        "figure-8.png",
+        "figure-11.png",
+    }
+    capsys.readouterr()
+
+
+def test_without_results_there_is_nothing_to_compare(load, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        load("compare").main(["--results", str(tmp_path)])
+    assert "holds none; run reproduce.py first" in capsys.readouterr().err
 
 
 def test_the_fit_finds_the_costs_it_was_given(load) -> None:
@@ -188,22 +227,23 @@ def test_two_runs_keep_each_others_results(load, tmp_path) -> None:
 def test_makespans_are_compared_over_the_reference_of_their_batch(
     load, tmp_path
 ) -> None:
-    claims, reproduce, figures = load("claims"), load("reproduce"), load("figures")
+    makespans, reproduce = load("makespans"), load("reproduce")
+    figures = load("figures")
     store = reproduce.Store(tmp_path, Fraction(1, 8))
     for router, minutes in (("lbch", 40.0), ("cache_aware", 50.0)):
         result = {"minutes": minutes, "timed_out": False, "cpu_s": 7.0}
         store.add(figures.routed("swe", router), result)
     entries = {e.cell: e for e in figures.figure_8()}
     entry = entries[figures.routed("swe", "cache_aware")]
-    assert claims.against_paper(store, entry) == pytest.approx(50 / 84.1)
-    found = claims.relative_to_paper(store, entry, figures.figure_8())
+    assert makespans.against_paper(store, entry) == pytest.approx(50 / 84.1)
+    found = makespans.relative_to_paper(store, entry, figures.figure_8())
     assert found == pytest.approx((50 / 40) / (84.1 / 72.7))
     reference = entries[figures.routed("swe", "lbch")]
-    assert claims.relative_to_paper(store, reference, figures.figure_8()) is None
-    lines = list(claims.makespan_lines(store))
+    assert makespans.relative_to_paper(store, reference, figures.figure_8()) is None
+    lines = list(makespans.makespan_lines(store))
     assert any("figure-8" in line and "2 of 9" in line for line in lines)
-    assert "2 of" in claims.cost_line(store)
-    assert "14 CPU seconds" in claims.cost_line(store)
+    assert "2 of" in makespans.cost_line(store)
+    assert "14 CPU seconds" in makespans.cost_line(store)
 
 
 def test_job_orders_are_compared_with_the_gates_alone(load) -> None:

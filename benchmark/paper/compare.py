@@ -16,7 +16,7 @@ from typing import NamedTuple
 from claims import CHECKS
 from makespans import cost_line, makespan_lines
 from pictures import draw
-from reproduce import RESULTS, Store, scales_in
+from reproduce import RESULTS, Store, Variant, scales_in
 
 MARK_BEGIN, MARK_END = "<!-- claims -->", "<!-- end of claims -->"
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     folder = parser.parse_args(arguments).results
-    stores = {str(scale): Store(folder, scale) for scale in scales_in(folder)}
+    stores = {str(scale): Store(folder, Variant(scale)) for scale in scales_in(folder)}
     if not stores:
         parser.error(f"results: {folder} holds none; run reproduce.py first")
     judged = judge(stores)

@@ -129,7 +129,7 @@ def charges_of(
     """Simulate one cell and count."""
     scripts = reproduce.scripts_of(cell.workload, float(scale), 0)
     batch = Batch(cell.workload, cell.sample_concurrency, cell.ratio)
-    settings = reproduce.settings_of(batch, scale, deployment=deployment)
+    settings = reproduce.settings_of(batch, reproduce.Variant(scale), deployment)
     result = simulate(scripts, settings, lambda names: make_policy("lbch", names), pool)
     (worker,) = result.workers
     share = float(scale)

@@ -80,7 +80,9 @@ def _row(workload: str, policy: str, scale: Fraction, pool: WorkerPool) -> Row:
     minutes = makespans[policy][-1]
     assert minutes is not None, "only fcfs timed out"
     cell = scheduled(workload, policy, concurrencies[-1])
-    counts = reproduce.run(cell, scale, pool)["priority_million_tokens"]
+    counts = reproduce.run(cell, reproduce.Variant(scale), pool)[
+        "priority_million_tokens"
+    ]
     seconds = TABLE_1[workload][POLICIES.index(policy)]
     tokens = tuple(counts[field] * 1e6 for field in reproduce.PRIORITY_COUNTS)
     row = Row(workload, policy, seconds, minutes * 60, tokens)

@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from engines import ENGINES, OLDER, Engine
@@ -43,6 +43,33 @@ RESULTS = Path(__file__).parent / "results"
 PRIORITY_COUNTS = ("waiting_tokens", "tokens", "walked_tokens")
 
 
+class Variant(NamedTuple):
+    """How the cells are run: their scale, the seed of the traces, the engine.
+
+    ``worker_names`` are those of a batch on two workers, on the hash ring; without them
+    it is ``worker-0`` and ``worker-1``.
+    """
+
+    scale: Fraction = Fraction(1, 8)
+    seed: int = 0
+    engine: Engine = OLDER
+    worker_names: tuple[str, ...] = ()
+
+    @property
+    def file_name(self) -> str:
+        """Where the results are kept."""
+        parts = ["scale", str(self.scale).replace("/", "-")]
+        if self.seed:
+            parts += ["seed", str(self.seed)]
+        if self.engine is not OLDER:
+            parts.append(self.engine.name)
+        return "-".join([*parts, *self.worker_names]) + ".json"
+
+    def share(self, cell: Cell) -> float:
+        """The scale of one cell: what has an environment limit runs in full."""
+        return 1.0 if cell.env_concurrency is not None else float(self.scale)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -59,6 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--workloads", nargs="+", help="only cells of these workloads")
     parser.add_argument(
+        "--worker-names",
+        nargs=2,
+        default=(),
+        help="other ones on the hash ring, for cells of two workers; the results go to a "
+        "file of their own",
+    )
+    parser.add_argument(
         "--parallel",
         type=int,
         default=os.cpu_count(),
@@ -68,8 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [p.cell for name in options.figures for p in FIGURES[name]()]
     if options.workloads:
         wanted = [cell for cell in wanted if cell.workload in options.workloads]
-    engine = ENGINES[options.engine]
-    store = Store(options.output, options.scale, options.seed, engine)
+    variant = Variant(
+        options.scale,
+        options.seed,
+        ENGINES[options.engine],
+        tuple(options.worker_names),
+    )
+    store = Store(options.output, variant)
     missing = [cell for cell in dict.fromkeys(wanted) if cell not in store]
     print(
         f"{len(set(wanted))} cells, {len(missing)} to run at scale {options.scale}",
@@ -77,11 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if not missing:
         return 0
-    with engine.pool() as pool, ThreadPoolExecutor(options.parallel) as threads:
-        futures = {
-            threads.submit(run, cell, options.scale, pool, options.seed, engine): cell
-            for cell in missing
-        }
+    with variant.engine.pool() as pool, ThreadPoolExecutor(options.parallel) as threads:
+        futures = {threads.submit(run, cell, variant, pool): cell for cell in missing}
         for number, future in enumerate(as_completed(futures), start=1):
             if future.exception() is not None:
                 threads.shutdown(cancel_futures=True)
@@ -92,21 +128,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Store:
-    """One JSON file per scale, seed and engine: results by the cell's key.
+    """One JSON file a variant: results by the cell's key.
 
     A result counts only while the cell's model (:func:`model_of`) is the one it had. A
     cell that always runs in full is kept with those of scale 1.
     """
 
-    def __init__(
-        self, folder: Path, scale: Fraction, seed: int = 0, engine: Engine = OLDER
-    ) -> None:
-        name = str(scale).replace("/", "-") + (f"-seed-{seed}" if seed else "")
-        name += f"-{engine.name}" if engine is not OLDER else ""
-        self._scale, self._seed, self._engine = scale, seed, engine
-        self._path = folder / f"scale-{name}.json"
+    def __init__(self, folder: Path, variant: Variant) -> None:
+        self._variant = variant
+        self._path = folder / variant.file_name
         self._results = self._read()
-        self._full = self if scale == 1 else Store(folder, Fraction(1), seed, engine)
+        full = variant._replace(scale=Fraction(1))
+        self._full = self if variant == full else Store(folder, full)
 
     def _read(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -122,22 +155,19 @@ class Store:
         if self._elsewhere(cell):
             return self._full.get(cell)
         found: dict[str, Any] | None = self._results.get(cell.key)
-        if found is None or found.get("model") != self._model(cell):
+        if found is None or found.get("model") != model_of(cell, self._variant):
             return None
         return found
 
     def _elsewhere(self, cell: Cell) -> bool:
-        return self._full is not self and share_of_full(cell, self._scale) == 1
-
-    def _model(self, cell: Cell) -> str:
-        return model_of(cell, self._scale, self._seed, self._engine)
+        return self._full is not self and self._variant.share(cell) == 1
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
         """Keep a result at once, beside what another run has added meanwhile."""
         if self._elsewhere(cell):
             self._full.add(cell, result)
             return
-        result = {**result, "model": self._model(cell)}
+        result = {**result, "model": model_of(cell, self._variant)}
         self._results = self._read() | {cell.key: result}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
@@ -150,14 +180,9 @@ class Store:
 
 
 def scales_in(folder: Path) -> list[Fraction]:
-    """The scales of which ``folder`` has results (seed 0, older engine), rising."""
+    """The scales of which ``folder`` has results, of variants otherwise as usual."""
     names = [re.fullmatch(r"scale-(\d+)(?:-(\d+))?", p.stem) for p in folder.iterdir()]
     return sorted(Fraction(int(m[1]), int(m[2] or 1)) for m in names if m)
-
-
-def share_of_full(cell: Cell, scale: Fraction) -> float:
-    """The scale of one cell: what has an environment limit runs in full."""
-    return 1.0 if cell.env_concurrency is not None else float(scale)
 
 
 @functools.cache
@@ -193,20 +218,18 @@ def with_budget_of(deployment: Deployment, workload: str) -> Deployment:
 
 
 def settings_of(
-    cell: Cell,
-    scale: Fraction,
-    engine: Engine = OLDER,
-    deployment: Deployment | None = None,
+    cell: Cell, variant: Variant, deployment: Deployment | None = None
 ) -> SimulationSettings:
     """What to simulate for a cell; with another cost model if one is given."""
     capped = cell in one_state_per_path()
-    share = share_of_full(cell, scale)
+    share = variant.share(cell)
     whole = deployment or load_deployment(COST_MODEL)
     return SimulationSettings(
         deployment=with_budget_of(whole, cell.workload).scaled(share),
-        max_states_per_path=1 if capped else engine.max_states_per_path,
+        max_states_per_path=1 if capped else variant.engine.max_states_per_path,
         sample_concurrency=max(1, round(cell.sample_concurrency * share)),
         workers=cell.workers,
+        worker_names=variant.worker_names if cell.workers == 2 else (),
         schedule_policy=cell.schedule_policy,
         router_policy=cell.router_policy,
         router_options=router_options(cell, share),
@@ -219,27 +242,23 @@ def settings_of(
     )
 
 
-def model_of(cell: Cell, scale: Fraction, seed: int, engine: Engine = OLDER) -> str:
+def model_of(cell: Cell, variant: Variant) -> str:
     """Tells results of one cost model, trace and setting from those of another."""
-    settings = msgspec.to_builtins(settings_of(cell, scale, engine))
+    settings = msgspec.to_builtins(settings_of(cell, variant))
     for text in ("fit", "description"):
         del settings["deployment"][text]
-    share = share_of_full(cell, scale)
-    trace = digest_of_trace(cell.workload, share, seed)
+    if not settings["worker_names"]:  # so that results from before it count
+        del settings["worker_names"]
+    trace = digest_of_trace(cell.workload, variant.share(cell), variant.seed)
+    engine = variant.engine
     return _digest([settings, engine.environment, engine.name, trace])
 
 
-def run(
-    cell: Cell,
-    scale: Fraction,
-    pool: WorkerPool,
-    seed: int = 0,
-    engine: Engine = OLDER,
-) -> dict[str, Any]:
-    """Simulate one batch in workers of that engine."""
-    share = share_of_full(cell, scale)
-    scripts = scripts_of(cell.workload, share, seed)
-    settings = settings_of(cell, scale, engine)
+def run(cell: Cell, variant: Variant, pool: WorkerPool) -> dict[str, Any]:
+    """Simulate one batch in workers of the variant's engine."""
+    share = variant.share(cell)
+    scripts = scripts_of(cell.workload, share, variant.seed)
+    settings = settings_of(cell, variant)
     began = time.perf_counter()
     result = simulate(
         scripts,
@@ -247,8 +266,7 @@ def run(
         lambda names: make_policy(cell.router_policy, names, **settings.router_options),
         pool,
     )
-    names = [f"worker-{index}" for index in range(cell.workers)]
-    report = build_report(result.records, {"workers": names})
+    report = build_report(result.records, {"workers": settings.names})
 
     def total(counter: str) -> float:
         return sum(getattr(worker, counter) for worker in result.workers)

@@ -40,14 +40,14 @@ def test_every_published_cell_is_there(load) -> None:
 def test_results_are_kept_and_not_run_again(load, tmp_path) -> None:
     reproduce, figures = load("reproduce"), load("figures")
     cells = [entry.cell for entry in figures.figure_8()]
-    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    store = reproduce.Store(tmp_path, reproduce.Variant())
     assert cells[0] not in store
     store.add(cells[0], {"minutes": 1.5})
-    again = reproduce.Store(tmp_path, Fraction(1, 8))
+    again = reproduce.Store(tmp_path, reproduce.Variant())
     assert cells[0] in again
     assert again.get(cells[0])["minutes"] == 1.5
     assert cells[1] not in again
-    assert cells[0] not in reproduce.Store(tmp_path, Fraction(1))
+    assert cells[0] not in reproduce.Store(tmp_path, reproduce.Variant(Fraction(1)))
 
 
 @pytest.mark.parametrize("changed", ["cost model", "trace", "engine"])
@@ -56,7 +56,8 @@ def test_results_of_another_model_are_run_again(
 ) -> None:
     reproduce, figures = load("reproduce"), load("figures")
     cell = figures.scheduled("bfcl", "lpm", 1950)
-    store = reproduce.Store(tmp_path, Fraction(1, 32))
+    variant = reproduce.Variant(Fraction(1, 32))
+    store = reproduce.Store(tmp_path, variant)
     store.add(cell, {"minutes": 1.5})
     assert cell in store
     if changed == "cost model":
@@ -66,7 +67,7 @@ def test_results_of_another_model_are_run_again(
         monkeypatch.setattr(reproduce, "digest_of_trace", lambda *_: "another")
     else:
         other = reproduce.OLDER._replace(environment={})
-        store = reproduce.Store(tmp_path, Fraction(1, 32), 0, other)
+        store = reproduce.Store(tmp_path, variant._replace(engine=other))
     assert cell not in store
     assert store.get(cell) is None
 
@@ -87,7 +88,7 @@ def test_the_priority_fit_finds_the_costs_it_was_given(load) -> None:
 
 def test_claims_are_judged_from_the_results(load, tmp_path) -> None:
     claims, reproduce = load("claims"), load("reproduce")
-    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    store = reproduce.Store(tmp_path, reproduce.Variant())
     judged = {c.text: c for c in (evaluate(store) for evaluate in claims.CHECKS)}
     text = "CE 3, CS 50: CAAS shortens L5"
     assert judged[text].holds is None
@@ -104,7 +105,7 @@ def test_claims_are_judged_from_the_results(load, tmp_path) -> None:
 def test_ordering_costs_are_those_of_whole_batches(load, tmp_path, monkeypatch) -> None:
     """Seed by seed; slices and runs without the refresh do not count."""
     claims, reproduce = load("claims"), load("reproduce")
-    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    store = reproduce.Store(tmp_path, reproduce.Variant())
     runs = [
         {"policy": policy, "seed": seed, "priority_cpu_s": seconds, **more}
         for policy, seed, seconds, more in (
@@ -129,7 +130,7 @@ def test_ordering_costs_are_those_of_whole_batches(load, tmp_path, monkeypatch) 
 
 def test_a_time_out_counts_as_longer_than_anything(load, tmp_path) -> None:
     claims, reproduce = load("claims"), load("reproduce")
-    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    store = reproduce.Store(tmp_path, reproduce.Variant())
     cell = claims.mcp(3, 50)
     store.add(cell, {"minutes": 360.0, "timed_out": True})
     assert claims.minutes(store, cell) == float("inf")
@@ -148,7 +149,10 @@ def test_every_scale_has_its_column(load, tmp_path, capsys) -> None:
     """And a cell that always runs in full counts at each of them."""
     compare, reproduce, figures = load("compare"), load("reproduce"), load("figures")
     results = tmp_path / "results"
-    stores = [reproduce.Store(results, Fraction(1, scale)) for scale in (8, 1)]
+    stores = [
+        reproduce.Store(results, reproduce.Variant(Fraction(1, scale)))
+        for scale in (8, 1)
+    ]
     finished = {"timed_out": False, "cpu_s": 1.0, "minutes": 100.0, "beta": 0.1}
     stores[0].add(figures.mcp(3, 3), finished)
     stores[0].add(figures.mcp(3, 10), finished | {"minutes": 60.0})
@@ -214,14 +218,14 @@ def test_the_fit_finds_the_costs_it_was_given(load) -> None:
 def test_two_runs_keep_each_others_results(load, tmp_path) -> None:
     reproduce, figures = load("reproduce"), load("figures")
     first, second = [entry.cell for entry in figures.figure_8()][:2]
-    one = reproduce.Store(tmp_path, Fraction(1, 8))
-    other = reproduce.Store(tmp_path, Fraction(1, 8))
+    one = reproduce.Store(tmp_path, reproduce.Variant())
+    other = reproduce.Store(tmp_path, reproduce.Variant())
     one.add(first, {"minutes": 1.0})
     other.add(second, {"minutes": 2.0})
-    kept = reproduce.Store(tmp_path, Fraction(1, 8))
+    kept = reproduce.Store(tmp_path, reproduce.Variant())
     assert first in kept
     assert second in kept
-    assert first not in reproduce.Store(tmp_path, Fraction(1, 8), seed=1)
+    assert first not in reproduce.Store(tmp_path, reproduce.Variant(seed=1))
 
 
 def test_makespans_are_compared_over_the_reference_of_their_batch(
@@ -229,7 +233,7 @@ def test_makespans_are_compared_over_the_reference_of_their_batch(
 ) -> None:
     makespans, reproduce = load("makespans"), load("reproduce")
     figures = load("figures")
-    store = reproduce.Store(tmp_path, Fraction(1, 8))
+    store = reproduce.Store(tmp_path, reproduce.Variant())
     for router, minutes in (("lbch", 40.0), ("cache_aware", 50.0)):
         result = {"minutes": minutes, "timed_out": False, "cpu_s": 7.0}
         store.add(figures.routed("swe", router), result)
@@ -275,7 +279,8 @@ def past_the_cliff():
         def run(engine) -> dict:
             if engine.program not in found:
                 with engine.pool() as pool:
-                    result = reproduce.run(cell, Fraction(1, 16), pool, 0, engine)
+                    variant = reproduce.Variant(Fraction(1, 16), engine=engine)
+                    result = reproduce.run(cell, variant, pool)
                 for measured in ("cpu_s", "wall_s", "priority_cpu_s", "date"):
                     del result[measured]
                 found[engine.program] = result
@@ -316,27 +321,30 @@ def test_a_tail_is_the_rest_of_its_key(load) -> None:
         tail[1:2]
 
 
-def test_each_engine_keeps_its_own_results(load, tmp_path) -> None:
+def test_each_variant_keeps_its_own_results(load, tmp_path) -> None:
     reproduce, engines, figures = load("reproduce"), load("engines"), load("figures")
-    cell = figures.scheduled("bfcl", "lpm", 1950)
-    stores = [
-        reproduce.Store(tmp_path, Fraction(1, 32), 0, engine)
-        for engine in engines.ENGINES.values()
+    cell = figures.routed("bfcl", "lbch")
+    usual = reproduce.Variant(Fraction(1, 32))
+    variants = [
+        usual,
+        usual._replace(engine=engines.ENGINES["present"]),
+        usual._replace(worker_names=("left", "right")),
+        usual._replace(seed=1),
     ]
+    stores = [reproduce.Store(tmp_path, variant) for variant in variants]
     stores[0].add(cell, {"minutes": 1.5})
-    assert cell in stores[0]
-    assert cell not in stores[1]
-    assert len(list(tmp_path.iterdir())) == 1
-    assert (
-        len({reproduce.model_of(cell, 1, 0, e) for e in engines.ENGINES.values()}) == 2
-    )
+    assert [cell in store for store in stores] == [True, False, False, False]
+    assert [file.name for file in tmp_path.iterdir()] == ["scale-1-32.json"]
+    assert len({reproduce.model_of(cell, variant) for variant in variants}) == 4
+    assert len({variant.file_name for variant in variants}) == 4
+    assert reproduce.scales_in(tmp_path) == [Fraction(1, 32)]
 
 
 def test_the_optimized_deployment_keeps_one_state_per_path(load) -> None:
     reproduce, figures = load("reproduce"), load("figures")
 
     def limit(cell) -> int:
-        return reproduce.settings_of(cell, Fraction(1, 8)).max_states_per_path
+        return reproduce.settings_of(cell, reproduce.Variant()).max_states_per_path
 
     optimized, baseline = (
         figures.TABLE_2[f"swe {n}"][0] for n in ("opt", "baseline 2")

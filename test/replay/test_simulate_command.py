@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from sgl_router.policies.ring import HashRing
 from sglang_agent.__main__ import main
+from sglang_agent.records import InferenceStage
 from sglang_agent.simulate.capacity import balanced_ratio, capacity
 from sglang_agent.simulate.script import mean_final_context, script_of
 from sglang_agent.trace import read_trace, write_trace
@@ -75,6 +77,26 @@ def test_one_simulation_leaves_what_a_live_run_leaves(
     assert len(read_trace(folder)) == 20
 
 
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_the_urls_of_the_workers_decide_who_serves_a_label(
+    trace_file, model_file, capsys
+) -> None:
+    """As in the gateway: the same ring, so the same homes."""
+    urls = ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
+    command = ["simulate", str(trace_file), "--cost-model", str(model_file), "--json"]
+    routing = ["--router-policy", "consistent_hashing", "--worker-urls", *urls]
+    assert main([*command, *routing]) == 0
+    report = msgspec.json.decode(capsys.readouterr().out)
+    ring = HashRing(urls)
+    turns = dict.fromkeys(urls, 0)
+    for record in read_trace(trace_file):
+        stages = [s for s in record.stages if isinstance(s, InferenceStage)]
+        turns[ring.order(record.label)[0]] += len(stages)
+    served = {share["worker"]: share["requests"] for share in report["workers"]}
+    assert served == turns
+
+
 def test_generate_writes_a_trace_that_can_be_read(tmp_path) -> None:
     path = tmp_path / "trace.jsonl"
     assert main(["generate", "widesearch", "-o", str(path), "--scale", "1/20"]) == 0
@@ -90,6 +112,12 @@ def test_generate_writes_a_trace_that_can_be_read(tmp_path) -> None:
         (["--scale", "2"], "--scale must be"),
         (["--router-policy", "nearest"], "--router-policy"),
         (["--cost-model", "nothing"], "cost-model"),
+        (["--workers", "0"], "workers must be >= 1, got 0"),
+        (["--workers", "2", "--worker-urls", "a"], "worker_names must be 2 different"),
+        (
+            ["--worker-urls", "a", "a"],
+            "worker_names must be 2 different ones, got a, a",
+        ),
         (["--env-concurrency", "0"], "env_concurrency must be > 0"),
         (["--sweep", "colour=red"], "sweep: 'colour=red'"),
         (["--python", "/nowhere/python"], "--python"),

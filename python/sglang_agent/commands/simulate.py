@@ -27,7 +27,15 @@ DEFAULT_COST_MODEL = "h20-tp4-ling-3.0-flash"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="trace or run folder")
     engine = parser.add_argument_group("workers and gateway")
-    engine.add_argument("--workers", type=int, default=1, metavar="W", help="default 1")
+    engine.add_argument("--workers", type=int, metavar="W", help="default 1")
+    engine.add_argument(
+        "--worker-urls",
+        nargs="+",
+        default=[],
+        metavar="URL",
+        help="of your deployment, as the gateway has them: they decide which worker is "
+        "a label's home (default: worker-0 and so on)",
+    )
     engine.add_argument(
         "--schedule-policy", default="fcfs", help="of each worker (default fcfs)"
     )
@@ -188,11 +196,13 @@ def read(
     reference = capacity(
         deployment, ratio or DEFAULT_RATIO, context
     ).reference_concurrency
-    concurrency = _concurrency(args.sample_concurrency, reference * args.workers)
+    workers = len(args.worker_urls) or 1 if args.workers is None else args.workers
+    concurrency = _concurrency(args.sample_concurrency, reference * workers)
     settings = SimulationSettings(
         deployment=deployment,
         sample_concurrency=concurrency,
-        workers=args.workers,
+        workers=workers,
+        worker_names=tuple(args.worker_urls),
         schedule_policy=args.schedule_policy,
         routing_prefix_capacity=args.routing_prefix_capacity,
         router_policy=args.router_policy,
@@ -209,7 +219,7 @@ def read(
         server_args=shlex.split(args.server_args),
     )
     best_reference = capacity(deployment, balanced, context).reference_concurrency
-    model = (balanced, max(1, best_reference * args.workers))
+    model = (balanced, max(1, best_reference * workers))
     return [script_of(r) for r in share_of(records, scale)], settings, model
 
 
@@ -296,11 +306,10 @@ def _once(
         pool,
         _progress(len(scripts)),
     )
-    names = [f"worker-{index}" for index in range(settings.workers)]
     report = build_report(
         result.records,
         {
-            "workers": names,
+            "workers": settings.names,
             "simulated": True,
             "timed_out": result.timed_out,
             "settings": msgspec.to_builtins(settings),

@@ -62,7 +62,7 @@ def simulate(
         ]
         for channel in channels:
             cleanup.callback(channel.close)
-        names = [f"worker-{index}" for index in range(settings.workers)]
+        names = settings.names
         workers = [
             VirtualWorker(name, channel, clock)
             for name, channel in zip(names, channels, strict=True)

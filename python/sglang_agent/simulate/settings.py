@@ -21,8 +21,10 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     (C_A, used with that schedule policy only); ``env_concurrency`` None sets no limit.
     ``bypass_environment`` skips environment stages altogether (an inference-only
     replay). ``max_new_tokens`` is the clients' limit on every answer; None asks for
-    exactly the recorded lengths, as a real replay does. ``time_limit_s`` ends a batch that takes too long, in virtual seconds.
-    Raises :class:`UsageError` naming field and value.
+    exactly the recorded lengths, as a real replay does. ``time_limit_s`` ends a batch
+    that takes too long, in virtual seconds. ``worker_names`` decide each label's home on
+    the hash ring (in a deployment they are URLs); without them it is ``worker-0`` and so
+    on. Raises :class:`UsageError` naming field and value.
     """
 
     deployment: Deployment
@@ -43,9 +45,10 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_states_per_path: int = 1
     fast_forward: bool = True
     server_args: list[str] = []
+    worker_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("sample_concurrency", "workers"):
+        for name in ("workers", "sample_concurrency"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)!r}")
         for name in (
@@ -58,11 +61,21 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be > 0, got {value!r}")
+        if self.worker_names and len(set(self.worker_names)) != self.workers:
+            raise UsageError(
+                f"worker_names must be {self.workers} different ones, got "
+                f"{', '.join(self.worker_names)}"
+            )
         if self.deployment.cache_strategy not in STATE_SLOTS_PER_REQUEST:
             raise UsageError(
                 f"cache_strategy must be one of {', '.join(STATE_SLOTS_PER_REQUEST)}, "
                 f"got {self.deployment.cache_strategy!r}"
             )
+
+    @property
+    def names(self) -> list[str]:
+        """What the workers are called."""
+        return list(self.worker_names) or [f"worker-{i}" for i in range(self.workers)]
 
     def scaled(self, scale: float) -> SimulationSettings:
         """The same for a share of the trajectories: smaller workers, smaller counts.

@@ -107,7 +107,7 @@ def sweep(
             lambda names: policy_factory(chosen.router_policy, names),
             pool,
         )
-        return point_of(varied, result)
+        return point_of(varied, result, chosen.names)
 
     with ThreadPoolExecutor(parallel or os.cpu_count() or 1) as threads:
         futures = [threads.submit(run, varied) for varied in cells]
@@ -118,10 +118,11 @@ def sweep(
     return [future.result() for future in futures]
 
 
-def point_of(varied: dict[str, Any], result: SimulationResult) -> Point:
-    """Reduce a result to its report and counters."""
-    names = [f"worker-{index}" for index in range(len(result.workers))]
-    report = build_report(result.records, {"workers": names})
+def point_of(
+    varied: dict[str, Any], result: SimulationResult, workers: Sequence[str]
+) -> Point:
+    """Reduce a result to its report and counters; ``workers`` are names."""
+    report = build_report(result.records, {"workers": list(workers)})
     counters = [msgspec.to_builtins(worker) for worker in result.workers]
     return Point(varied, result.timed_out, report, counters)
 

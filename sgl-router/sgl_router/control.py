@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -77,8 +77,10 @@ def metrics_app(gateway: Gateway) -> Starlette:
     return Starlette(routes=[Route("/metrics", scrape)])
 
 
-def describe(worker: Worker, now_s: float) -> dict[str, Any]:
-    """One worker as ``GET /workers`` shows it."""
+def describe(
+    worker: Worker, now_s: float, home_shares: Mapping[str, float]
+) -> dict[str, Any]:
+    """One worker as ``GET /workers`` shows it; ``home_shares`` are the policy's."""
     report = worker.report
     return {
         "id": worker.id,
@@ -94,6 +96,7 @@ def describe(worker: Worker, now_s: float) -> dict[str, Any]:
         "circuit_breaker": str(worker.breaker.state(now_s)),
         "reference_concurrency": report.reference_concurrency,
         "max_running_requests": report.max_running_requests,
+        "home_share": home_shares.get(worker.url),
     }
 
 
@@ -164,7 +167,9 @@ class _Control:
 
     async def list_workers(self, request: Request) -> Response:
         gateway = self._gateway
-        workers = [describe(worker, gateway.now_s()) for worker in gateway.pool]
+        shares = gateway.pool.policy.home_shares()
+        now_s = gateway.now_s()
+        workers = [describe(worker, now_s, shares) for worker in gateway.pool]
         stats = {
             "healthy_count": sum(worker["is_healthy"] for worker in workers),
             "total_load": sum(worker["load"] for worker in workers),
@@ -175,7 +180,8 @@ class _Control:
         worker = self._gateway.pool.get(request.path_params["worker_id"])
         if worker is None:
             return _not_found(request)
-        return JSONResponse(describe(worker, self._gateway.now_s()))
+        shares = self._gateway.pool.policy.home_shares()
+        return JSONResponse(describe(worker, self._gateway.now_s(), shares))
 
     async def add_worker(self, request: Request) -> Response:
         if (refused := self._unauthorized(request)) is not None:

@@ -56,6 +56,7 @@ async def test_worker_list_carries_what_workers_report():
         assert first["max_running_requests"] == 16
         assert first["model_id"] == "the-model"
         assert second["reference_concurrency"] is None
+        assert first["home_share"] + second["home_share"] == pytest.approx(1.0)
         _, loads = await call(made, "GET", "/get_loads")
         assert [w["reference_concurrency"] for w in loads["workers"]] == [9, None]
         _, models = await call(made, "GET", "/v1/models")

@@ -119,3 +119,29 @@ def test_virtual_nodes_spread_labels_evenly():
     shares = [homes.count(worker) / 4000 for worker in workers]
     assert min(shares) > 0.08
     assert max(shares) < 0.18
+
+
+def test_shares_are_those_of_many_labels():
+    workers = [f"http://w{i}:80" for i in range(3)]
+    policy = make_policy("consistent_hashing", workers)
+    loads = dict.fromkeys(workers, 0)
+    homes = [policy.pick(f"label {i}", loads) for i in range(20_000)]
+    shares = policy.home_shares()
+    assert sum(shares.values()) == pytest.approx(1.0)
+    for worker in workers:
+        assert homes.count(worker) / 20_000 == pytest.approx(shares[worker], abs=0.01)
+
+
+def test_how_uneven_two_workers_are():
+    """What docs/gateway.md and the docstring of shares say."""
+    rings = [
+        HashRing([f"http://10.0.{i}.{j}:30000" for j in (1, 2)]) for i in range(250)
+    ]
+    larger = sorted(max(ring.shares().values()) for ring in rings)
+    assert sum(larger) / 250 == pytest.approx(0.523, abs=0.001)
+    assert larger[225] == pytest.approx(0.5485, abs=0.001)
+
+
+def test_labels_without_a_home_have_no_shares():
+    assert make_policy("round_robin", ["http://w:80"]).home_shares() == {}
+    assert HashRing([]).shares() == {}

@@ -71,6 +71,10 @@ class Policy(ABC):
     def update_workers(self, workers: Iterable[str]) -> None:  # noqa: B027
         """Take the registered workers, healthy or not (a no-op where none matter)."""
 
+    def home_shares(self) -> Mapping[str, float]:
+        """Part of all labels each worker is home to; empty where labels have no home."""
+        return {}
+
     @abstractmethod
     def choose(
         self, label: str | None, loads: Mapping[str, int], text: str | None = None

@@ -63,6 +63,9 @@ class BoundedConsistentHashing(Policy):
         self._ring = HashRing(workers)
         self._homes = {worker: Choice(worker, "home") for worker in workers}
 
+    def home_shares(self) -> Mapping[str, float]:
+        return self._ring.shares()
+
     def bound(self, loads: Mapping[str, int]) -> float:
         """The highest load that is still eligible, before the request is added."""
         mean = (total_load(loads) + 1) / len(loads)

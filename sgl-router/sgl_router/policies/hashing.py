@@ -25,6 +25,9 @@ class ConsistentHashing(Policy):
     def update_workers(self, workers: Iterable[str]) -> None:
         self._ring = HashRing(workers)
 
+    def home_shares(self) -> Mapping[str, float]:
+        return self._ring.shares()
+
     def choose(
         self, label: str | None, loads: Mapping[str, int], text: str | None = None
     ) -> Choice:

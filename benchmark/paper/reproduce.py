@@ -40,6 +40,9 @@ from sglang_agent.simulate.workloads import WORKLOADS, generate
 
 COST_MODEL = "h20-tp4-ling-3.0-flash"
 RESULTS = Path(__file__).parent / "results"
+ADDED_LATER = {"worker_names": (), "lbch_load_factor": 1.25}
+"""Settings that are as usual do not count, so that results from before them do."""
+
 PRIORITY_COUNTS = ("waiting_tokens", "tokens", "walked_tokens")
 
 
@@ -247,8 +250,9 @@ def model_of(cell: Cell, variant: Variant) -> str:
     settings = msgspec.to_builtins(settings_of(cell, variant))
     for text in ("fit", "description"):
         del settings["deployment"][text]
-    if not settings["worker_names"]:  # so that results from before it count
-        del settings["worker_names"]
+    for later, usual in ADDED_LATER.items():
+        if settings[later] == usual:
+            del settings[later]
     trace = digest_of_trace(cell.workload, variant.share(cell), variant.seed)
     engine = variant.engine
     return _digest([settings, engine.environment, engine.name, trace])

@@ -316,6 +316,20 @@ def test_the_flags_to_paste_are_those_of_the_whole_deployment(tmp_path) -> None:
     assert "--routing-prefix-capacity 24" in "\n".join(advice([point], tried))
 
 
+@pytest.mark.parametrize("policy", ["lbch", "bounded_consistent_hashing"])
+def test_a_swept_load_factor_is_a_flag_of_the_gateway(policy: str) -> None:
+    settings = SimulationSettings(
+        deployment=SMALL, sample_concurrency=4, router_policy=policy
+    )
+    (varied,) = grid(parse_axes(["lbch-load-factor=1.1"], {}))
+    point = make_point(4, 30.0, 1000)._replace(varied=varied)
+    assert f"gateway flags: --policy {policy} --lbch-load-factor 1.1" in advice(
+        [point], settings
+    )
+    other = msgspec.structs.replace(settings, router_policy="round_robin")
+    assert "gateway flags: --policy round_robin" in advice([point], other)
+
+
 def test_a_ratio_that_was_derived_is_shown_with_four_digits() -> None:
     report = msgspec.structs.replace(build_report([], {}), makespan_s=60.0)
     point = Point({"ratio": 0.0913751234567}, False, report, [])

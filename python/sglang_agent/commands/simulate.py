@@ -134,21 +134,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate once or sweep; raises UsageError for a bad setting."""
+    import msgspec
+
     from sglang_agent.errors import UsageError
     from sglang_agent.simulate.capacity import DEFAULT_RATIO
     from sglang_agent.simulate.errors import SimulationError
-    from sglang_agent.simulate.sweep import parse_axes
+    from sglang_agent.simulate.sweep import grid, parse_axes
     from sglang_agent.simulate.workers import WorkerPool
 
     scripts, settings, model = read(args)
-    make = _policy_factory(settings)
-    make(settings.router_policy, ["worker-0"])
+    make = _policy_factory()
     ratios = {"profile": model[0], "default": DEFAULT_RATIO}
     axes = parse_axes(args.sweep or [], ratios)
+    cells = list(grid(axes))
+    for varied in cells:  # so that a bad value does not end the sweep half-way
+        make(msgspec.structs.replace(settings, **varied))
     try:
         with WorkerPool(args.python) as pool:
             if axes:
-                return _sweep(args, scripts, settings, make, model, axes, pool)
+                return _sweep(args, scripts, settings, make, model, cells, pool)
             part = settings.scaled(float(args.scale))
             return _once(args, scripts, part, make, pool)
     except SimulationError as error:
@@ -206,7 +210,7 @@ def read(
         schedule_policy=args.schedule_policy,
         routing_prefix_capacity=args.routing_prefix_capacity,
         router_policy=args.router_policy,
-        router_options={"load_factor": args.lbch_load_factor},
+        lbch_load_factor=args.lbch_load_factor,
         ratio=ratio,
         env_concurrency=args.env_concurrency,
         job_order=args.job_order,
@@ -261,9 +265,7 @@ def _max_new_tokens(text: str) -> int | None:
     return int(text)
 
 
-def _policy_factory(
-    settings: SimulationSettings,
-) -> Callable[[str, Sequence[str]], RoutingPolicy]:
+def _policy_factory() -> Callable[[SimulationSettings], RoutingPolicy]:
     from sglang_agent.errors import UsageError
 
     try:
@@ -273,12 +275,14 @@ def _policy_factory(
             "simulate needs the gateway's policies: install sglang-agent[simulate]"
         ) from error
 
-    def make(name: str, workers: Sequence[str]) -> RoutingPolicy:
+    def make(settings: SimulationSettings) -> RoutingPolicy:
+        name = settings.router_policy
+        given = {"load_factor": settings.lbch_load_factor, **settings.router_options}
         try:
             make_policy(name)  # an unknown name has no options to ask for
             allowed = policy_options(name)
-            options = {k: v for k, v in settings.router_options.items() if k in allowed}
-            return make_policy(name, workers, **options)
+            options = {k: v for k, v in given.items() if k in allowed}
+            return make_policy(name, settings.names, **options)
         except PolicyError as error:
             raise UsageError(f"--router-policy: {error}") from error
 
@@ -289,7 +293,7 @@ def _once(
     args: argparse.Namespace,
     scripts: Sequence[TrajectoryScript],
     settings: SimulationSettings,
-    make: Callable[[str, Sequence[str]], RoutingPolicy],
+    make: Callable[[SimulationSettings], RoutingPolicy],
     pool: Any,
 ) -> int:
     import msgspec
@@ -302,7 +306,7 @@ def _once(
     result = simulate(
         scripts,
         settings,
-        lambda names: make(settings.router_policy, names),
+        lambda _: make(settings),
         pool,
         _progress(len(scripts)),
     )
@@ -348,16 +352,15 @@ def _sweep(
     args: argparse.Namespace,
     scripts: Sequence[TrajectoryScript],
     settings: SimulationSettings,
-    make: Callable[[str, Sequence[str]], RoutingPolicy],
+    make: Callable[[SimulationSettings], RoutingPolicy],
     model: tuple[float, int],
-    axes: dict[str, list[Any]],
+    cells: Sequence[dict[str, Any]],
     pool: Any,
 ) -> int:
     from sglang_agent.simulate.advice import advice, describe
     from sglang_agent.simulate.heatmap import render_text
-    from sglang_agent.simulate.sweep import grid, sweep
+    from sglang_agent.simulate.sweep import sweep
 
-    cells = list(grid(axes))
     done = 0
 
     def show(point: Point) -> None:

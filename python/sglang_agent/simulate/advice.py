@@ -11,6 +11,9 @@ from sglang_agent.simulate.sweep import Point, best, shown
 # More new prefill than this times the least means that the cache no longer holds.
 SAFE_FACTOR = 1.25
 
+LBCH = ("lbch", "bounded_consistent_hashing")
+"""The names of the policy that has a load factor."""
+
 
 def value_of(point: Point, axis: str, settings: SimulationSettings) -> Any:
     """The point's value on an axis, swept or not."""
@@ -88,7 +91,12 @@ def flags(point: Point, settings: SimulationSettings) -> Iterator[str]:
         worker.append(f"--mamba-full-memory-ratio {shown(ratio)}")
     worker.append(f"--mamba-max-states-per-path {settings.max_states_per_path}")
     yield f"worker flags: {' '.join(worker)}"
-    yield f"gateway flags: --policy {value_of(point, 'router_policy', settings)}"
+    router = value_of(point, "router_policy", settings)
+    gateway = [f"--policy {router}"]
+    if router in LBCH:
+        factor = value_of(point, "lbch_load_factor", settings)
+        gateway.append(f"--lbch-load-factor {shown(factor)}")
+    yield f"gateway flags: {' '.join(gateway)}"
     client = [f"--sample-concurrency {value_of(point, 'sample_concurrency', settings)}"]
     limit = value_of(point, "env_concurrency", settings)
     if limit is not None:

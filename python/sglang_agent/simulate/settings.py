@@ -18,7 +18,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to simulate.
 
     ``ratio`` None leaves the engine's default, and so does ``routing_prefix_capacity``
-    (C_A, used with that schedule policy only); ``env_concurrency`` None sets no limit.
+    (C_A, used with that schedule policy only); ``lbch_load_factor`` is alpha of equation 9,
+    ``router_options`` are others of the routing policy's; ``env_concurrency`` None sets no limit.
     ``bypass_environment`` skips environment stages altogether (an inference-only
     replay). ``max_new_tokens`` is the clients' limit on every answer; None asks for
     exactly the recorded lengths, as a real replay does. ``time_limit_s`` ends a batch
@@ -33,6 +34,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_policy: str = "fcfs"
     routing_prefix_capacity: int | None = None
     router_policy: str = "lbch"
+    lbch_load_factor: float = 1.25
     router_options: dict[str, float] = {}
     ratio: float | None = None
     env_concurrency: int | None = None

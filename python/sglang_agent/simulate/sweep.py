@@ -26,6 +26,7 @@ AXES: dict[str, Callable[[str], Any]] = {
     "schedule_policy": str,
     "routing_prefix_capacity": int,
     "router_policy": str,
+    "lbch_load_factor": float,
     "job_order": str,
 }
 """What a sweep may vary, with the type of its values."""
@@ -82,7 +83,7 @@ def sweep(
     scripts: Sequence[TrajectoryScript],
     settings: SimulationSettings,
     cells: Sequence[dict[str, Any]],
-    policy_factory: Callable[[str, Sequence[str]], RoutingPolicy],
+    policy_factory: Callable[[SimulationSettings], RoutingPolicy],
     pool: WorkerPool,
     *,
     scale: float = 1.0,
@@ -95,18 +96,13 @@ def sweep(
     simulated with ``scripts``.
 
     ``parallel`` cells run at once (default: one per CPU). The schedulers are processes
-    of their own; only the light agent side shares this one. ``policy_factory`` takes
-    the policy's name and the workers'. The first failure ends the sweep.
+    of their own; only the light agent side shares this one. ``policy_factory`` makes
+    the routing policy of a cell's settings. The first failure ends the sweep.
     """
 
     def run(varied: dict[str, Any]) -> Point:
         chosen = msgspec.structs.replace(settings, **varied).scaled(scale)
-        result = simulate(
-            scripts,
-            chosen,
-            lambda names: policy_factory(chosen.router_policy, names),
-            pool,
-        )
+        result = simulate(scripts, chosen, lambda _: policy_factory(chosen), pool)
         return point_of(varied, result, chosen.names)
 
     with ThreadPoolExecutor(parallel or os.cpu_count() or 1) as threads:

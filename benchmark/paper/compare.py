@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cell_bars import draw
 from claims import CHECKS
 from makespans import cost_line, makespan_lines
-from pictures import draw
 from reproduce import RESULTS, Store, Variant, scales_in
 
 MARK_BEGIN, MARK_END = "<!-- claims -->", "<!-- end of claims -->"

@@ -3,8 +3,8 @@
 SGLang 0.5.23 refreshes only the state that a match uses; its comment at that place says
 what refreshing the ancestors as well used to do: the states of one trajectory stay side
 by side, and a cold trajectory is evicted whole. The published cliffs are those of the
-latter (README.md, where it differs), so the reproduction runs with it. Needs the Python
-tree core, whose parts can be replaced.
+latter (README.md, where it differs), so the reproduction runs with it. The tree core is
+the engine's own, which matches the prompt up to each ancestor's state in turn.
 """
 
 from __future__ import annotations
@@ -13,36 +13,73 @@ import os
 import sys
 from typing import Any
 
-from key_tail import use_tails
+BACKEND = "rust-refreshing-paths"
 
 
-def refresh_path(component: Any, phase: Any, node: Any, root: Any) -> None:
-    """Make the states from the root down to ``node`` the most recently used ones."""
-    if phase.name == "WALKDOWN":  # once for each node on the way; its end will do
-        return
-    kind = component.component_type
-    recency = component.tree_core.lru_lists[kind]
-    path = []
-    while node is not root:
-        if node.component_data[kind].value is not None and recency.in_list(node):
-            path.append(node)
-        node = node.parent
-    for holder in reversed(path):
-        recency.reset_node_mru(holder)
+def register_backend() -> None:
+    """Offer the tree core under its name; the engine must have been imported."""
+    from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+        register_tree_core_backend,
+    )
+
+    class PathRefreshingTreeCore(RustUnifiedTreeCore):
+        def supports_fast_match_prefix(self) -> bool:
+            return False  # prefixes of waiting requests are not refreshed (README.md)
+
+        def match_prefix(self, params: Any) -> Any:
+            result = super().match_prefix(params)
+            self._refresh_path(params.key, result.best_match_node)
+            return result
+
+        def begin_insert(self, params: Any) -> Any:
+            self._inserting = params.key
+            return self._refreshed(super().begin_insert(params))
+
+        def resume_insert(self) -> Any:
+            return self._refreshed(super().resume_insert())
+
+        def _refreshed(self, step: Any) -> Any:
+            if step.result is not None:
+                self._refresh_path(self._inserting, step.result.last_device_node)
+            return step
+
+        def _refresh_path(self, key: Any, node_id: int) -> None:
+            """Make the states from the root down to the node the most recent ones."""
+            ends = self._ends_of_states(node_id)
+            if len(ends) == 1:  # the node's own, which is the most recent already
+                return
+            for end in ends:
+                self._binding.match_prefix(
+                    self._bindings.MatchParamsBinding(
+                        key=key.token_ids[:end],
+                        extra_key=key.extra_key,
+                        cache_salt=key.cache_salt,
+                    )
+                )
+
+        def _ends_of_states(self, node_id: int) -> list[int]:
+            """How many tokens each state from the root down to the node stands for."""
+            (path,) = self._binding.collect_path_info([node_id])
+            state = int(ComponentType.MAMBA)
+            value = self._binding.get_component_device_value
+            return [end for at, _, _, end, *_ in path if value(at, state) is not None]
+
+    register_tree_core_backend(
+        BACKEND, lambda params, _: PathRefreshingTreeCore(params)
+    )
 
 
 def main() -> int:
     """Be the worker."""
-    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
+    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = BACKEND
     from sglang import virtual_worker
 
     class OlderSession(virtual_worker._Session):
         def _start(self, command: Any) -> Any:
             # Not earlier: the engine must be imported on the virtual platform.
-            from sglang.srt.mem_cache.unified_cache.components import mamba
-
-            mamba.MambaComponent.refresh_lru = refresh_path
-            use_tails()
+            register_backend()
             return super()._start(command)
 
     virtual_worker._Session = OlderSession

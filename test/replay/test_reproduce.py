@@ -299,26 +299,49 @@ def test_the_older_engine_evicts_cold_trajectories_whole(load, past_the_cliff) -
     assert older["minutes"] > 1.2 * present["minutes"]
 
 
+IN_PLACE = """
+import os
+import sys
+os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
+from sglang import virtual_worker
+
+
+def refresh_path(component, phase, node, root):
+    if phase.name == "WALKDOWN":  # once for each node on the way; its end will do
+        return
+    kind = component.component_type
+    recency = component.tree_core.lru_lists[kind]
+    path = []
+    while node is not root:
+        if node.component_data[kind].value is not None and recency.in_list(node):
+            path.append(node)
+        node = node.parent
+    for holder in reversed(path):
+        recency.reset_node_mru(holder)
+
+
+class Session(virtual_worker._Session):
+    def _start(self, command):
+        from sglang.srt.mem_cache.unified_cache.components import mamba
+
+        mamba.MambaComponent.refresh_lru = refresh_path
+        return super()._start(command)
+
+
+virtual_worker._Session = Session
+sys.exit(virtual_worker.main(["--fork"]))
+"""
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-def test_inserting_without_copies_changes_nothing(
-    load, past_the_cliff, tmp_path
-) -> None:
-    copying = tmp_path / "copying_engine.py"
-    copying.write_text(
-        f"import sys\nsys.path.insert(0, {str(PAPER)!r})\nimport older_engine\n"
-        "older_engine.use_tails = lambda: None\nsys.exit(older_engine.main())\n"
-    )
+def test_matching_ancestors_is_refreshing_them(load, past_the_cliff, tmp_path) -> None:
+    """The Python tree core can do in its lists what the other does by matching."""
+    in_place = tmp_path / "in_place.py"
+    in_place.write_text(IN_PLACE)
     older = load("engines").ENGINES["older"]
-    expected = past_the_cliff(older._replace(program=(str(copying),)))
+    expected = past_the_cliff(older._replace(program=(str(in_place),)))
     assert past_the_cliff(older) == expected
-
-
-def test_a_tail_is_the_rest_of_its_key(load) -> None:
-    tail = load("key_tail").Tail([1, 2, 3, 4, 5], 0)[2:][1:]
-    assert (len(tail), tail.copy()) == (2, [4, 5])
-    with pytest.raises(ValueError, match="slice: slice\\(1, 2, None\\)"):
-        tail[1:2]
 
 
 def test_each_variant_keeps_its_own_results(load, tmp_path) -> None:

@@ -50,10 +50,11 @@ def register_backend() -> None:
             ends = self._ends_of_states(node_id)
             if len(ends) == 1:  # the node's own, which is the most recent already
                 return
+            tokens = memoryview(key.token_ids)  # whose slices are not copied
             for end in ends:
                 self._binding.match_prefix(
                     self._bindings.MatchParamsBinding(
-                        key=key.token_ids[:end],
+                        key=tokens[:end],
                         extra_key=key.extra_key,
                         cache_salt=key.cache_salt,
                     )

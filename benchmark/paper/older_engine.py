@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
 from typing import Any
 
 BACKEND = "rust-refreshing-paths"
@@ -25,6 +26,10 @@ def register_backend() -> None:
     )
 
     class PathRefreshingTreeCore(RustUnifiedTreeCore):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            self._recency: dict[int, None] = {}  # of nodes with states, oldest first
+
         def supports_fast_match_prefix(self) -> bool:
             return False  # prefixes of waiting requests are not refreshed (README.md)
 
@@ -46,26 +51,42 @@ def register_backend() -> None:
             return step
 
         def _refresh_path(self, key: Any, node_id: int) -> None:
-            """Make the states from the root down to the node the most recent ones."""
-            ends = self._ends_of_states(node_id)
-            if len(ends) == 1:  # the node's own, which is the most recent already
-                return
+            """Make the states from the root down to the node the most recent ones.
+
+            The engine has just made the node's own the most recent.
+            """
+            path = self._ends_of_states(node_id)
+            if node_id in path:
+                self._note_use(node_id)
             tokens = memoryview(key.token_ids)  # whose slices are not copied
-            for end in ends:
+            for at in list(path)[self._in_place(path) :]:
+                self._note_use(at)
                 self._binding.match_prefix(
                     self._bindings.MatchParamsBinding(
-                        key=tokens[:end],
+                        key=tokens[: path[at]],
                         extra_key=key.extra_key,
                         cache_salt=key.cache_salt,
                     )
                 )
 
-        def _ends_of_states(self, node_id: int) -> list[int]:
-            """How many tokens each state from the root down to the node stands for."""
+        def _note_use(self, at: int) -> None:
+            self._recency.pop(at, None)
+            self._recency[at] = None
+
+        def _in_place(self, path: dict[int, int]) -> int:
+            """How many states need no match: with the rest gone, they are the latest."""
+            latest = list(takewhile(path.__contains__, reversed(self._recency)))
+            in_order = reversed(latest)
+            return sum(1 for _ in takewhile(lambda at: at in in_order, path))
+
+        def _ends_of_states(self, node_id: int) -> dict[int, int]:
+            """The states' nodes from the root down, and for how many tokens each stands."""
             (path,) = self._binding.collect_path_info([node_id])
             state = int(ComponentType.MAMBA)
             value = self._binding.get_component_device_value
-            return [end for at, _, _, end, *_ in path if value(at, state) is not None]
+            return {
+                at: end for at, _, _, end, *_ in path if value(at, state) is not None
+            }
 
     register_tree_core_backend(
         BACKEND, lambda params, _: PathRefreshingTreeCore(params)

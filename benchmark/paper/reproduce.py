@@ -40,7 +40,10 @@ from sglang_agent.simulate.workloads import WORKLOADS, generate
 
 COST_MODEL = "h20-tp4-ling-3.0-flash"
 RESULTS = Path(__file__).parent / "results"
-ADDED_LATER = {"worker_names": (), "lbch_load_factor": 1.25}
+ALPHA = 1.25
+"""The paper's load factor of LBCH, and the default."""
+
+ADDED_LATER = {"worker_names": (), "lbch_load_factor": ALPHA}
 """Settings that are as usual do not count, so that results from before them do."""
 
 PRIORITY_COUNTS = ("waiting_tokens", "tokens", "walked_tokens")
@@ -50,13 +53,15 @@ class Variant(NamedTuple):
     """How the cells are run: their scale, the seed of the traces, the engine.
 
     ``worker_names`` are those of a batch on two workers, on the hash ring; without them
-    it is ``worker-0`` and ``worker-1``.
+    it is ``worker-0`` and ``worker-1``. ``lbch_load_factor`` is the alpha of equation 9;
+    both concern batches on two workers only.
     """
 
     scale: Fraction = Fraction(1, 8)
     seed: int = 0
     engine: Engine = OLDER
     worker_names: tuple[str, ...] = ()
+    lbch_load_factor: float = ALPHA
 
     @property
     def file_name(self) -> str:
@@ -66,11 +71,22 @@ class Variant(NamedTuple):
             parts += ["seed", str(self.seed)]
         if self.engine is not OLDER:
             parts.append(self.engine.name)
+        if self.lbch_load_factor != ALPHA:
+            parts += ["alpha", str(self.lbch_load_factor)]
         return "-".join([*parts, *self.worker_names]) + ".json"
 
     def share(self, cell: Cell) -> float:
         """The scale of one cell: what has an environment limit runs in full."""
         return 1.0 if cell.env_concurrency is not None else float(self.scale)
+
+    def concerns(self, cell: Cell) -> bool:
+        """Whether a cell is to be run: with another alpha, only what has one."""
+        return self.lbch_load_factor == ALPHA or is_bounded(cell)
+
+
+def is_bounded(cell: Cell) -> bool:
+    """Whether the load bound of LBCH decides anything in a cell."""
+    return cell.workers > 1 and cell.router_policy == "lbch"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,6 +112,13 @@ def main(arguments: list[str] | None = None) -> int:
         "file of their own",
     )
     parser.add_argument(
+        "--lbch-load-factor",
+        type=float,
+        default=ALPHA,
+        help="another alpha, for cells of two workers under LBCH; only those are run and "
+        "the results go to a file of their own",
+    )
+    parser.add_argument(
         "--parallel",
         type=int,
         default=os.cpu_count(),
@@ -110,7 +133,9 @@ def main(arguments: list[str] | None = None) -> int:
         options.seed,
         ENGINES[options.engine],
         tuple(options.worker_names),
+        options.lbch_load_factor,
     )
+    wanted = [cell for cell in wanted if variant.concerns(cell)]
     store = Store(options.output, variant)
     missing = [cell for cell in dict.fromkeys(wanted) if cell not in store]
     print(
@@ -233,6 +258,7 @@ def settings_of(
         sample_concurrency=max(1, round(cell.sample_concurrency * share)),
         workers=cell.workers,
         worker_names=variant.worker_names if cell.workers == 2 else (),
+        lbch_load_factor=variant.lbch_load_factor if is_bounded(cell) else ALPHA,
         schedule_policy=cell.schedule_policy,
         router_policy=cell.router_policy,
         router_options=router_options(cell, share),
@@ -267,7 +293,9 @@ def run(cell: Cell, variant: Variant, pool: WorkerPool) -> dict[str, Any]:
     result = simulate(
         scripts,
         settings,
-        lambda names: make_policy(cell.router_policy, names, **settings.router_options),
+        lambda names: make_policy(
+            cell.router_policy, names, **policy_options(settings)
+        ),
         pool,
     )
     report = build_report(result.records, {"workers": settings.names})
@@ -304,6 +332,13 @@ def run(cell: Cell, variant: Variant, pool: WorkerPool) -> dict[str, Any]:
         "wall_s": round(time.perf_counter() - began, 1),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def policy_options(settings: SimulationSettings) -> dict[str, float]:
+    """What the routing policy is made with."""
+    if settings.router_policy != "lbch":
+        return settings.router_options
+    return settings.router_options | {"load_factor": settings.lbch_load_factor}
 
 
 def line(cell: Cell, result: dict[str, Any]) -> str:

@@ -352,15 +352,58 @@ def test_each_variant_keeps_its_own_results(load, tmp_path) -> None:
         usual,
         usual._replace(engine=engines.ENGINES["present"]),
         usual._replace(worker_names=("left", "right")),
+        usual._replace(lbch_load_factor=1.05),
         usual._replace(seed=1),
     ]
     stores = [reproduce.Store(tmp_path, variant) for variant in variants]
     stores[0].add(cell, {"minutes": 1.5})
-    assert [cell in store for store in stores] == [True, False, False, False]
+    assert [cell in store for store in stores] == [True, False, False, False, False]
     assert [file.name for file in tmp_path.iterdir()] == ["scale-1-32.json"]
-    assert len({reproduce.model_of(cell, variant) for variant in variants}) == 4
-    assert len({variant.file_name for variant in variants}) == 4
+    assert len({reproduce.model_of(cell, variant) for variant in variants}) == 5
+    assert len({variant.file_name for variant in variants}) == 5
     assert reproduce.scales_in(tmp_path) == [Fraction(1, 32)]
+
+
+def test_another_load_factor_reaches_the_policy_of_lbch_alone(
+    load, monkeypatch
+) -> None:
+    reproduce, figures = load("reproduce"), load("figures")
+    variant = reproduce.Variant(Fraction(1, 32), lbch_load_factor=1.05)
+
+    class Stop(Exception):
+        pass
+
+    def policy_of(router):
+        cell = figures.routed("bfcl", router)
+        made = []
+
+        def simulate(scripts, settings, make, pool):
+            made.append(make(settings.names))
+            raise Stop
+
+        monkeypatch.setattr(reproduce, "simulate", simulate)
+        with pytest.raises(Stop):
+            reproduce.run(cell, variant, None)
+        return made[0]
+
+    assert policy_of("lbch").load_factor == 1.05
+    assert not hasattr(policy_of("consistent_hashing"), "load_factor")
+
+
+def test_a_load_factor_runs_only_what_it_changes(load, tmp_path, monkeypatch) -> None:
+    reproduce = load("reproduce")
+    ran = []
+
+    def run(cell, variant, pool):
+        ran.append(cell)
+        return {"minutes": 1.0}
+
+    monkeypatch.setattr(reproduce, "run", run)
+    monkeypatch.setattr(reproduce, "line", lambda cell, result: cell.key)
+    options = ["--figures", "figure-8", "figure-6", "--lbch-load-factor", "1.05"]
+    assert reproduce.main([*options, "--output", str(tmp_path)]) == 0
+    assert {(cell.workers, cell.router_policy) for cell in ran} == {(2, "lbch")}
+    assert len(ran) == 3
 
 
 def test_the_optimized_deployment_keeps_one_state_per_path(load) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from engines import ENGINES, OLDER, Engine
 from figures import C_REF, FIGURES, Cell, one_state_per_path, router_options
 
-from sgl_router.policies import make_policy
+from sglang_agent.commands.simulate import policy_factory
 from sglang_agent.report import build_report
 from sglang_agent.simulate import (
     Deployment,
@@ -293,9 +293,7 @@ def run(cell: Cell, variant: Variant, pool: WorkerPool) -> dict[str, Any]:
     result = simulate(
         scripts,
         settings,
-        lambda names: make_policy(
-            cell.router_policy, names, **policy_options(settings)
-        ),
+        lambda _: policy_factory()(settings),
         pool,
     )
     report = build_report(result.records, {"workers": settings.names})
@@ -332,13 +330,6 @@ def run(cell: Cell, variant: Variant, pool: WorkerPool) -> dict[str, Any]:
         "wall_s": round(time.perf_counter() - began, 1),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def policy_options(settings: SimulationSettings) -> dict[str, float]:
-    """What the routing policy is made with."""
-    if settings.router_policy != "lbch":
-        return settings.router_options
-    return settings.router_options | {"load_factor": settings.lbch_load_factor}
 
 
 def line(cell: Cell, result: dict[str, Any]) -> str:

@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_agent.simulate.workers import WorkerPool
 
     scripts, settings, model = read(args)
-    make = _policy_factory()
+    make = policy_factory()
     ratios = {"profile": model[0], "default": DEFAULT_RATIO}
     axes = parse_axes(args.sweep or [], ratios)
     cells = list(grid(axes))
@@ -265,7 +265,12 @@ def _max_new_tokens(text: str) -> int | None:
     return int(text)
 
 
-def _policy_factory() -> Callable[[SimulationSettings], RoutingPolicy]:
+def policy_factory() -> Callable[[SimulationSettings], RoutingPolicy]:
+    """What makes the routing policy of given settings, with the options it knows.
+
+    Raises UsageError without the gateway's policies, and the result does if a policy or
+    an option is not allowed.
+    """
     from sglang_agent.errors import UsageError
 
     try:
